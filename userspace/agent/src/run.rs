@@ -1,4 +1,4 @@
-//! Runs the agent: with one datapath after the other, as operators choose.
+//! Runs the agent. It may change its datapath between runs, as operators choose.
 
 mod agent;
 mod choice;
@@ -33,9 +33,9 @@ use speaker::Speaker;
 
 /// Runs the agent until `stop` is cancelled. Forwarding continues afterwards.
 ///
-/// The store may be away: the agent serves requests, and refuses those that need the store, until it answers.
+/// The store may be unavailable: until it answers, the agent serves requests and rejects those that need the store.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
-    // Cancelled if the speaker ends, too.
+    // Also cancelled if the speaker ends.
     let runs = stop.child_token();
     let speaker = Speaker::start(&flags, runs.clone().drop_guard())?;
     let mode = LocalMode::new(flags.fwdmode);
@@ -43,27 +43,27 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     speaker.stop(ended).await
 }
 
-/// Runs the agent with one datapath after the other until `stop` is cancelled.
+/// Runs the agent with the chosen datapath until `stop` is cancelled.
 ///
-/// When an operator chooses another datapath, the agent ends its run, and begins one with that datapath. If that cannot come
-/// up, the next run has the earlier datapath again, and reports why. Any other error ends the agent: its next process
-/// finds the choice in the store.
+/// When an operator chooses another datapath, the agent ends its run and begins one with that datapath. If that datapath
+/// cannot start, the next run uses the earlier datapath again and reports the reason. Any other error ends the agent: its
+/// next process reads the choice from the store.
 async fn run_chosen(
     mut flags: Flags,
     (speaker, mode): (&Speaker, &LocalMode),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    // The store may be away.
+    // The store may be unavailable.
     interruption::resume(&flags).await;
     let file = ChosenFile::beside(&flags.cni_socket);
-    // What the node has, and whether by choice.
+    // The datapath that the node has, and whether it was chosen.
     let mut present = match file.read()? {
         Some(kind) => (kind, true),
         None => (flags.datapath.datapath, false),
     };
-    // The store may be away, or have lost its data: then the node keeps the datapath that it has.
+    // If the store is unavailable or has lost its data, the node keeps its datapath.
     let stored = choice::stored(&flags).await;
-    // What an earlier run has prepared, and not put in place, is in the way of none.
+    // State that an earlier run has prepared but not put into operation may be replaced.
     flags.replace_datapath |= present.1 || stored.is_some();
     let mut wanted = match stored {
         Some(kind) if kind != present.0 => (kind, true),
@@ -100,15 +100,15 @@ async fn run_chosen(
     }
 }
 
-/// What a run knows of the choice of the datapath.
+/// The choice of the datapath as a run needs it.
 struct Choice<'a> {
-    /// The datapath that the node has: by an earlier choice, or by the flag.
+    /// The datapath that the node has: chosen earlier, or from the flag.
     present: Kind,
-    /// To be written before the other datapath is removed; `None` if the datapath is that of the flag.
+    /// Written before the other datapath is removed; `None` if the datapath is that of the flag.
     file: Option<&'a ChosenFile>,
-    /// A datapath that was chosen and is not possible, and why.
+    /// A chosen datapath that is not possible, with the reason.
     refused: Option<(Kind, String)>,
-    /// Takes the choice that ends the run.
+    /// Receives the choice that ends the run.
     next: NextDatapath,
 }
 
@@ -143,7 +143,8 @@ async fn run_with<D: Datapath + 'static>(
     tracing::info!(host = %node.host, vtep = %node.vtep, datapath = %flags.datapath.datapath, "starting");
     let prepared = Prepared::new(flags, speaker).await?;
     if predecessor.is_some() {
-        // What can be done before the predecessor is removed, and what would fail then. A switch that is away takes time.
+        // Does everything that is possible before the predecessor is removed, and fails early. Waiting for a switch that
+        // does not run takes time.
         let Some(prepared) = stop.run_until_cancelled(datapath.prepare()).await else { return Ok(()) };
         prepared.context("prepare the datapath").map_err(Refused)?;
     }

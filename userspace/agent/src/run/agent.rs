@@ -31,7 +31,7 @@ use crate::{
     state::Reader,
 };
 
-/// What only the API shows.
+/// Parts that only the API exposes.
 pub(super) struct Exposed {
     pub(super) ready: Ready,
     pub(super) continuity: Continuity,
@@ -53,7 +53,7 @@ pub(super) struct Agent {
     pub(super) monitor: Monitor,
     pub(super) sessions: watch::Receiver<bgp::Report>,
     pub(super) router: router::Task,
-    /// A datapath that was chosen and is not possible.
+    /// A chosen datapath that is not possible.
     pub(super) refused: Option<Kind>,
     pub(super) start: Start,
     pub(super) registered: Pending,
@@ -121,8 +121,8 @@ impl Agent {
         });
     }
 
-    /// Runs until `stop` is cancelled, another datapath is chosen, or a task ends. Takes the place of the predecessor when the global
-    /// settings are known.
+    /// Runs until `stop` is cancelled, another datapath is chosen, or a task ends. Replaces the predecessor when the
+    /// global settings are known.
     pub(super) async fn run<D: Datapath + 'static>(
         mut self,
         mut reconciler: Reconciler<D>,
@@ -146,8 +146,8 @@ impl Agent {
         self.spawn_followers(reconciler, mode, stopped, speaker).supervise().await
     }
 
-    /// Waits for the global settings, and follows the choice of the datapath from then on. The datapath is not changed while the
-    /// settings are unknown or contradict this node's. Returns the result of the run if it ends here.
+    /// Waits for the global settings, and watches the choice of the datapath from then on. The datapath is not changed
+    /// while the settings are unknown or contradict this node's. Returns the result of the run if it ends here.
     async fn settle(&mut self, mode: &LocalMode, next: NextDatapath) -> Option<anyhow::Result<()>> {
         let settled = tokio::select! {
             () = self.stop.cancelled() => return Some(Ok(())),
@@ -161,14 +161,14 @@ impl Agent {
         if self.start.was_away() && choice::was_missed(own, present, self.refused, &next).await {
             return Some(Ok(()));
         }
-        // Also while the state is not complete: the choice may be taken back.
+        // Watched even while the state is incomplete, because the choice may be reverted.
         let own = (self.store.clone(), self.node.host.clone());
         let follow = choice::follow(own, present, self.refused, next, self.stop.clone());
         self.tasks.spawn("chosen datapath", follow);
         None
     }
 
-    /// Prepares the change from the predecessor's datapath. Returns the result of the run if it ends here.
+    /// Prepares the replacement of the predecessor's datapath. Returns the result of the run if it ends here.
     async fn prepare(
         &mut self,
         predecessor: &Predecessor,
@@ -178,14 +178,14 @@ impl Agent {
         tokio::select! {
             () = self.stop.cancelled() => Some(Ok(())),
             failed = self.tasks.first_end() => Some(failed),
-            // The next run listens where these tasks do.
+            // The next run listens on the sockets of these tasks.
             prepared = predecessor.prepare(own, &self.node.host, stopped) => {
                 prepared.err().map(|error| Err(Refused(error).into()))
             }
         }
     }
 
-    /// Puts this datapath in the place of the predecessor's.
+    /// Replaces the predecessor's datapath with this one.
     async fn take_over<D: Datapath + 'static>(
         &self,
         predecessor: Option<Predecessor>,
@@ -197,9 +197,9 @@ impl Agent {
             Some(predecessor) => predecessor.build_successor(reconciler, stopped).await.map_err(Refused)?,
             None => false,
         };
-        // The flags may name another datapath, or another type of it, than the interfaces were made for.
+        // The interfaces may have been created for another datapath, or another datapath type, than the flags select.
         self.pods.meet_requirements().await;
-        // From here on an agent that is killed is followed by one with this datapath.
+        // From this point on, an agent that starts after a crash uses this datapath.
         if let Some(file) = chosen {
             file.write(self.identity.datapath).map_err(Refused)?;
         }
@@ -210,7 +210,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Spawns the tasks that change the datapath, and those that need it. Returns all tasks of the run.
+    /// Spawns the tasks that change the datapath, and the tasks that depend on it. Returns all tasks of the run.
     fn spawn_followers<D: Datapath + 'static>(
         self,
         reconciler: Reconciler<D>,

@@ -1,4 +1,5 @@
-//! The datapath that an operator has chosen for this node (`netctl node set-datapath`). It goes before the flag.
+//! The datapath that an operator has chosen for this node (`netctl node set-datapath`). It takes precedence over the
+//! flag.
 
 use std::{
     fs, io,
@@ -16,16 +17,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{atomic_file, config::Flags, datapath::Kind, error::one_line};
 
-/// Time limit for the store at the start: the agent does not depend on it.
+/// Time limit for the store at the start: the agent must start without it.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The datapath is not possible on this node. Other errors, such as a store that is away, are no reason to keep another one.
+/// The datapath is not possible on this node. Only this error makes the node keep its other datapath; an unavailable
+/// store, for example, does not.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub(super) struct Refused(pub(super) anyhow::Error);
 
-/// The datapath that the node has by choice, in a file: an agent that starts while the store is away must not have another one
-/// than its pods.
+/// File with the chosen datapath of the node: an agent that starts while the store is unavailable must not use another
+/// datapath than its pods.
 #[derive(Clone, Debug)]
 pub(super) struct ChosenFile(PathBuf);
 
@@ -34,7 +36,7 @@ impl ChosenFile {
         ChosenFile(socket.with_extension("datapath"))
     }
 
-    /// `None` if nothing has been chosen.
+    /// Returns `None` if nothing has been chosen.
     pub(super) fn read(&self) -> anyhow::Result<Option<Kind>> {
         match fs::read_to_string(&self.0) {
             Ok(text) => kind(text.trim()).map(Some).with_context(|| {
@@ -55,8 +57,8 @@ impl ChosenFile {
         }
     }
 
-    /// Replaces the file atomically. Writes nothing if it holds the choice already: each start does this, and the file system may be
-    /// full.
+    /// Replaces the file atomically. Writes nothing if it already contains the choice: each start calls this, and the
+    /// file system may be full.
     pub(super) fn write(&self, kind: Kind) -> anyhow::Result<()> {
         if matches!(self.read(), Ok(Some(present)) if present == kind) {
             return Ok(());
@@ -66,7 +68,7 @@ impl ChosenFile {
     }
 }
 
-/// The choice in the store; `None` without one, and while the store is away.
+/// Returns the choice in the store; `None` without one, and while the store is unavailable.
 pub(super) async fn stored(flags: &Flags) -> Option<Kind> {
     let read = async {
         let store = Store::connect(&flags.access.access().config(flags.store())?).await?;
@@ -87,8 +89,8 @@ pub(super) async fn stored(flags: &Flags) -> Option<Kind> {
     parse(&chosen.value)
 }
 
-/// Whether the choice in the store, which was away at the start, is another datapath than `own`: the run ends before it changes the
-/// datapath, and another one follows.
+/// Reports whether the choice in the store, which was unavailable at the start, is another datapath than `own`. If so,
+/// the run ends before it changes the datapath, and a run with the chosen one follows.
 pub(super) async fn was_missed(
     (store, host): (&Store, &HostName),
     own: Kind,
@@ -97,7 +99,7 @@ pub(super) async fn was_missed(
 ) -> bool {
     let chosen = match store.get(&Key::NodeDatapath(host.clone()).to_string()).await {
         Ok(chosen) => chosen.and_then(|chosen| parse(&chosen.value)),
-        // The run follows the choice from now on.
+        // From now on the run watches the choice.
         Err(error) => {
             tracing::warn!("read the datapath that was chosen for this node: {}", one_line(&error));
             None
@@ -105,7 +107,7 @@ pub(super) async fn was_missed(
     };
     let Some(chosen) = chosen.filter(|kind| *kind != own && Some(*kind) != refused) else { return false };
     tracing::info!("the {chosen} datapath was chosen while the store was away");
-    // The only writer: the choice is not followed yet.
+    // The only writer: the choice is not watched yet.
     let _is_first = next.0.set(chosen).is_ok();
     true
 }
@@ -124,7 +126,7 @@ pub(super) fn kind(name: &str) -> Option<Kind> {
     [Kind::Ovs, Kind::Ebpf].into_iter().find(|kind| kind.to_string() == name)
 }
 
-/// The choice that ends a run of the agent: another run with that datapath follows.
+/// The choice that ends a run of the agent. The next run uses this datapath.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NextDatapath(Arc<OnceLock<Kind>>);
 
@@ -134,8 +136,8 @@ impl NextDatapath {
     }
 }
 
-/// Ends the run by cancelling `run` when another datapath than `own` is chosen. One that was refused is not tried again until the
-/// agent is restarted.
+/// Ends the run by cancelling `run` when another datapath than `own` is chosen. A refused datapath is not tried again
+/// until the agent is restarted.
 pub(super) async fn follow(
     (store, host): (Store, HostName),
     own: Kind,
@@ -154,7 +156,7 @@ pub(super) async fn follow(
         let (Event::InitApply(changed, value) | Event::Apply(changed, value)) = update.event else {
             continue;
         };
-        // The watch is of a prefix.
+        // The watch covers all keys with this prefix.
         if changed != key {
             continue;
         }

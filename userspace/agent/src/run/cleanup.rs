@@ -26,10 +26,10 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
     StoppedFile::beside(&flags.cni_socket).remove();
     let memory = MemoryFile::beside(&flags.cni_socket);
     memory.remove().with_context(|| format!("remove {}", memory.path().display()))?;
-    // Nothing forwards to what the node has announced.
+    // The announced routes are withdrawn, because no datapath forwards their traffic.
     let speaker = SpeakerFile::beside(&flags.cni_socket);
     speaker.remove().with_context(|| format!("remove {}", speaker.path().display()))?;
-    // The next start has the datapath of its flag, unless the store has a choice.
+    // The next start uses the datapath of its flag, unless the store has a choice.
     ChosenFile::beside(&flags.cni_socket).remove()?;
     let links = Links::open().await?;
     for port in links.attachments().await? {

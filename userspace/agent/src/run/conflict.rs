@@ -1,5 +1,5 @@
-//! Forwarding state of an agent with the other datapath: it would process this agent's packets. The agent refuses to start, or
-//! replaces that datapath.
+//! Forwarding state of an agent with the other datapath, which would process this agent's packets. The agent refuses to
+//! start, or replaces that datapath.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -24,12 +24,14 @@ use crate::{
     state::Reader,
 };
 
-/// Interval between attempts to reach a switch that did not respond yet.
+/// Interval between attempts to reach a switch that has not responded yet.
 const SWITCH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The other datapath of this node, to be replaced. `present` is the datapath that the node has, as far as it is known.
+/// Returns the other datapath of this node, to be replaced. `present` is the datapath that the node has, as far as it is
+/// known.
 ///
-/// Fails if there is another one and `replace` is not set, or if it is unknown whether OVS forwards; the error names what helps.
+/// Fails if there is another datapath and `replace` is not set, or if it is unknown whether OVS forwards. The error
+/// contains advice.
 pub(super) async fn check(
     flags: &DatapathFlags,
     replace: bool,
@@ -54,11 +56,11 @@ pub(super) async fn check(
     }
 }
 
-/// [`check`] of an agent with eBPF programs.
+/// [`check`] for an agent with the eBPF datapath.
 async fn check_ovs(flags: &DatapathFlags, replace: bool, present: Kind) -> Result<Option<Predecessor>> {
     let ovs = Box::new(Ovs::new(flags.ovs(None)));
     let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
-    // Beside programs that forward, bridges do not: they were to take over, or have been stopped.
+    // If programs forward, bridges do not: they are in standby, or have been stopped.
     let forwards = ebpf.left_behind().await?.is_none() || ebpf.is_passive().await?;
     let Some(left) = ovs.left_behind().await else {
         if forwards && may_forward(&ovs, present).await? {
@@ -68,7 +70,7 @@ async fn check_ovs(flags: &DatapathFlags, replace: bool, present: Kind) -> Resul
                 flags.ovsdb.display()
             );
         }
-        // A switch that does not respond yet is checked by `watch`.
+        // `watch` checks a switch that does not respond yet.
         return Ok(None);
     };
     if left.is_empty() {
@@ -80,8 +82,9 @@ async fn check_ovs(flags: &DatapathFlags, replace: bool, present: Kind) -> Resul
     Ok(Some(Predecessor { other: Other::Ovs(ovs), forwards }))
 }
 
-/// Whether OVS may forward while its database does not respond: ovs-vswitchd keeps its bridges, and the kernel's datapath forwards
-/// without both. What the node has by choice is not known of a change by flags alone, so the switch itself is looked at.
+/// Reports whether OVS may forward while its database does not respond: ovs-vswitchd keeps its bridges, and the kernel
+/// datapath forwards without both. A change of the flags alone does not appear in the chosen datapath, so the switch
+/// itself is checked.
 async fn may_forward(ovs: &Ovs, present: Kind) -> Result<bool> {
     let links = Links::open().await?;
     let is_left = present == Kind::Ovs && !links.attachments().await?.is_empty();
@@ -91,11 +94,11 @@ async fn may_forward(ovs: &Ovs, present: Kind) -> Result<bool> {
 /// The datapath that forwards for this node's pods until it is replaced.
 pub(super) struct Predecessor {
     other: Other,
-    /// False if it has been stopped before, or was to replace this one.
+    /// False if it has been stopped before, or was in standby to replace this one.
     forwards: bool,
 }
 
-/// The eBPF datapath of an agent that replaces `predecessor`, if there is one.
+/// Returns the eBPF datapath of an agent that replaces `predecessor`, if there is one.
 pub(super) async fn ebpf(flags: &Flags, vtep: IpAddr, predecessor: Option<&Predecessor>) -> Ebpf {
     let mut ebpf = Ebpf::new(flags.ebpf(vtep));
     if let Some(Predecessor { other: Other::Ovs(ovs), .. }) = predecessor
@@ -115,9 +118,11 @@ enum Other {
 const LISTED: usize = 5;
 
 impl Predecessor {
-    /// Waits until the state is complete, and stores what an agent without a store needs to complete the successor.
+    /// Waits until the state is complete, and stores the records that an agent without a store needs to complete the
+    /// successor.
     ///
-    /// Fails if it forwards, and records are unreadable: the successor would not have what this datapath of `host` has of them.
+    /// Fails if this datapath forwards and records are unreadable: the successor would lack the objects that this
+    /// datapath of `host` has for these records.
     pub(super) async fn prepare(
         &self,
         (store, reader): (&Store, &Reader),
@@ -145,10 +150,10 @@ impl Predecessor {
         Ok(())
     }
 
-    /// Builds the datapath of the reconciler, which has been prepared, while this one forwards. False if this one has to be removed
-    /// first: it does not forward, or objects of the successor failed.
+    /// Builds the reconciler's datapath, which has been prepared, while this one forwards. Returns false if this one must
+    /// be removed first: it does not forward, or objects of the successor failed.
     ///
-    /// Fails if the successor is not possible on this node; then nothing is left of it.
+    /// Fails if the successor is not possible on this node; then nothing of it remains.
     pub(super) async fn build_successor<D: Datapath>(
         &self,
         successor: &mut Reconciler<D>,
@@ -166,10 +171,11 @@ impl Predecessor {
         Ok(is_built)
     }
 
-    /// Replaces it by the datapath of the reconciler. The interfaces of pods stay.
+    /// Replaces this datapath with that of the reconciler. The interfaces of pods are kept.
     ///
-    /// If the successor `is_built`, this one stops, and the successor takes over. Else this one is removed, and the first full resync
-    /// builds the successor. `stopped` has this one from then on until that resync: before it, the successor may let nothing pass.
+    /// If the successor `is_built`, this datapath stops and the successor takes over. Otherwise this datapath is removed,
+    /// and the first full resync builds the successor. `stopped` contains this datapath from then on until that resync,
+    /// before which the successor may drop all packets.
     pub(super) async fn replace<D: Datapath>(
         mut self,
         desired: &Desired,
@@ -194,7 +200,8 @@ impl Predecessor {
         }
         stopped.write(self.kind());
         if let Err(error) = self.stop().await {
-            // It could not be removed either, so both would forward. The programs pass every frame on until the next start.
+            // OVS could not be removed either, so both would forward. The programs pass every frame on until the next
+            // start.
             if !self.responds().await {
                 let what =
                     "stop the ovs datapath, which keeps the pods; start ovsdb-server, then the agent again";
@@ -205,7 +212,7 @@ impl Predecessor {
         reach("the other datapath has stopped");
         successor.take_over(connections).await;
         reach("the datapath has taken over");
-        // Programs are detached one after the other, which takes a while.
+        // Programs are detached one after the other, which takes some time.
         if let Other::Ebpf(ebpf) = &self.other {
             ebpf.delete_devices().await.context("replace the ebpf datapath")?;
             successor.complete().await;
@@ -218,8 +225,8 @@ impl Predecessor {
         Ok(())
     }
 
-    /// Sets the host ends down of endpoints that the successor does not have: without a datapath, frames of their pods would enter
-    /// the network stack of the node.
+    /// Sets the host ends of endpoints down that the successor does not have: without a datapath, frames of their pods
+    /// would enter the network stack of the node.
     async fn close_orphans(&self, desired: &Desired) -> Result<()> {
         let wanted: BTreeSet<&str> = desired
             .iter()
@@ -261,7 +268,7 @@ impl Predecessor {
         }
     }
 
-    /// Whether it can be changed.
+    /// Reports whether the datapath can be changed.
     async fn responds(&self) -> bool {
         match &self.other {
             Other::Ovs(ovs) => ovs.left_behind().await.is_some(),
@@ -269,8 +276,8 @@ impl Predecessor {
         }
     }
 
-    /// Removes its forwarding state. Rules and routes of the node's kernel stay for the successor, which has the same routing task:
-    /// its BGP speaker has not learnt the routes yet.
+    /// Removes the forwarding state of this datapath. Rules and routes of the node's kernel are kept for the successor,
+    /// which has the same routing task: its BGP speaker has not learned the routes yet.
     async fn remove(self) -> Result<()> {
         let kind = self.kind();
         match self.other {

@@ -1,4 +1,4 @@
-//! Interfaces of endpoints that an earlier process has left, or that vanish.
+//! Interfaces of endpoints that an earlier process has left, or that have vanished.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub(super) async fn check(pods: Pods, reader: Reader, stop: CancellationToken) -
             tracing::warn!("check for interfaces that were missed: {error:#}");
         }
         pods.report_orphans();
-        // May be dropped at any time: what it has begun is finished by the next agent.
+        // May be dropped at any time: the next agent finishes what it has begun.
         if let Some(Err(failure)) = stop.run_until_cancelled(pods.release_lost()).await {
             tracing::warn!("release attachments without an interface: {failure}");
         }

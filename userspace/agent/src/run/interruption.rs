@@ -1,12 +1,15 @@
-//! A change of the datapath that ended between the stop of one datapath and the takeover by the other: neither forwards.
+//! An interrupted change of the datapath: one datapath was stopped, and the other one has not taken over, so that neither
+//! forwards.
 //!
-//! The stopped datapath has all of its state. It goes on at the next start of the agent, before the store is asked, which may be
-//! away. The change is repeated when the agent has the store.
+//! The stopped datapath still has its whole state. The next start of the agent resumes it before it contacts the store,
+//! which may be unavailable. The change is repeated when the agent has reached the store.
 //!
-//! If the other one has taken over, or the stopped one is gone, the other one goes on, and gets what it could not have beside the stopped
-//! one. OVS is removed then, because it keeps packets of tunnels from the other one; eBPF, which only passes packets on, when the agent
-//! has the store. Programs that have been stopped go on while the switch, which may have taken over, does not respond, if they have their
-//! devices: OVS deletes those when it forwards. The next start then decides again. Until its first full resync with the store, the other one may wait for connections or objects, and let nothing pass.
+//! If the other datapath has taken over, or the stopped one has been removed, the other one is used. It is given the
+//! objects that it could not have while the stopped one existed. OVS, if stopped, is removed at once, because it takes
+//! tunnel packets from the other datapath. eBPF only passes packets on, and is removed when the agent has reached the
+//! store. If eBPF was stopped and the switch, which may have taken over, does not respond, the programs are resumed if
+//! their devices exist: OVS deletes these devices when it forwards. The next start then decides again. Until its first
+//! full resync with the store, the other datapath may wait for connections or objects, and drop all packets.
 
 mod completion;
 
@@ -35,7 +38,8 @@ use crate::{
 };
 use completion::RecordsFile;
 
-/// The datapath that is being stopped and removed, in a file, until the other one forwards. Like the forwarding state, it outlives the agent and not a reboot.
+/// File with the datapath that is being stopped and removed, until the other one forwards. Like the forwarding state, it
+/// outlives the agent but not a reboot.
 #[derive(Clone, Debug)]
 pub(super) struct StoppedFile(PathBuf);
 
@@ -46,7 +50,7 @@ impl StoppedFile {
 
     fn read(&self) -> Result<Option<Kind>> {
         match fs::read_to_string(&self.0) {
-            // A process was killed while it wrote.
+            // A process was killed during the write.
             Ok(text) if text.is_empty() => Ok(None),
             Ok(text) => kind(text.trim()).map(Some).with_context(|| {
                 format!("{}: {text:?}; accepted: ovs, ebpf; or delete the file", self.0.display())
@@ -56,22 +60,24 @@ impl StoppedFile {
         }
     }
 
-    /// Remembers the datapath that is about to be stopped or removed. Without the file, only the next start with a store ends an interruption.
+    /// Records the datapath that is about to be stopped or removed. Without the file, only the next start with a store
+    /// ends an interruption.
     pub(super) fn write(&self, kind: Kind) {
         if let Err(error) = fs::write(&self.0, format!("{kind}\n")) {
             tracing::warn!("write {}: {error}", self.0.display());
         }
     }
 
-    /// Forgets the datapath: it forwards, or the other one does.
+    /// Removes the file: this datapath or the other one forwards.
     pub(super) fn remove(&self) {
         remove(&self.0);
         self.remove_records();
     }
 
-    /// Stores what an agent without a store needs to complete the other datapath. Returns when the store has answered.
+    /// Stores the records that an agent without a store needs to complete the other datapath. Returns when the store has
+    /// answered.
     pub(super) async fn save_records(&self, from: (&Store, &Reader), host: &HostName) {
-        // Those of an earlier change.
+        // Removes the records of an earlier change.
         self.remove_records();
         self.records().save(from, host).await;
     }
@@ -95,13 +101,13 @@ fn remove(path: &Path) {
     }
 }
 
-/// Lets the stopped datapath go on, unless the other one has begun to take over: then that one forwards, and is completed. What fails
-/// is logged; the next start tries again.
+/// Resumes the stopped datapath, unless the other one has begun to take over: then that one forwards, and is completed.
+/// Failures are logged, and the next start tries again.
 pub(super) async fn resume(flags: &Flags) {
     let file = StoppedFile::beside(&flags.cni_socket);
     let resumed = async {
         let Some(stopped) = file.read()? else { return Ok(None) };
-        // An agent that is running has stopped it, and goes on with the change.
+        // A running agent has stopped it, and continues the change.
         if UnixStream::connect(&flags.cni_socket).await.is_ok() {
             return Ok(None);
         }
@@ -112,9 +118,9 @@ pub(super) async fn resume(flags: &Flags) {
                     completion::complete(flags, records).await.context("complete the ovs datapath")?;
                 }
             }
-            // The tunnels of `netdev` take the packets to the UDP port before the kernel sees them. Without a VXLAN device, which eBPF
-            // cannot have beside the kernel's switch, only pods of this node reach each other: the networks in the maps have no tunnels
-            // until the first full resync.
+            // The tunnels of `netdev` take the packets to the UDP port before the kernel receives them. Without a VXLAN
+            // device, which eBPF cannot have while the kernel datapath of OVS uses the port, only pods of this node reach
+            // each other: the networks in the maps have no tunnels until the first full resync.
             (Kind::Ovs, Kind::Ebpf) => {
                 let mut ovs = Ovs::new(flags.datapath.ovs(None));
                 ovs.cleanup().await.context("remove the ovs datapath")?;
@@ -139,14 +145,14 @@ pub(super) async fn resume(flags: &Flags) {
     }
 }
 
-/// Forgets what was stopped when the datapath forwards as the store says, then waits for `stop`.
+/// Removes the file when the datapath is in sync with the store, then waits for `stop`.
 pub(super) async fn settle(
     file: StoppedFile,
     mut status: watch::Receiver<Status>,
     stop: CancellationToken,
 ) -> Result<()> {
     let settled = async {
-        // The collection of garbage ends a takeover.
+        // Garbage collection ends a takeover.
         let is_settled = |status: &Status| status.in_sync && status.garbage.is_none();
         if status.wait_for(is_settled).await.is_ok() {
             file.remove();
@@ -160,13 +166,13 @@ pub(super) async fn settle(
     Ok(())
 }
 
-/// What is left of a datapath.
+/// Remaining state of a datapath.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Nothing,
-    /// No frame passes it.
+    /// No frame passes the datapath.
     Passive,
-    /// It forwards, or is about to.
+    /// The datapath forwards, or is about to.
     Active,
     /// The switch does not respond.
     Unknown,
@@ -196,7 +202,7 @@ impl Left {
     }
 }
 
-/// Returns the datapath that forwards, and whether that is settled: else the next start decides.
+/// Returns the datapath that forwards, and whether that is settled. If it is not, the next start decides.
 async fn go_on(flags: &DatapathFlags, stopped: Kind) -> Result<(Kind, bool)> {
     let mut ovs = Ovs::new(flags.ovs(None));
     let mut ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
@@ -224,13 +230,14 @@ async fn go_on(flags: &DatapathFlags, stopped: Kind) -> Result<(Kind, bool)> {
     Ok((kind, is_settled))
 }
 
-/// The datapath that forwards after an interruption, never both: the stopped one, unless the other one has taken over or is the only
-/// one. OVS, when it has taken over, deletes the VXLAN device: programs that have theirs are complete.
+/// Returns the datapath that must forward after an interruption, never both: the stopped one, unless the other one has
+/// taken over or is the only one. When OVS takes over, it deletes the VXLAN device. So programs that still have their
+/// device are complete.
 fn forwarding(stopped: Kind, (programs, has_device): (Left, bool), bridges: Left) -> Kind {
     match (stopped, programs, bridges) {
         (Kind::Ovs, Left::Active, _) | (Kind::Ovs, Left::Passive, Left::Nothing) => Kind::Ebpf,
         (Kind::Ebpf, Left::Nothing, Left::Passive | Left::Active | Left::Unknown) => Kind::Ovs,
-        // They went on while the switch did not respond, or have not been stopped.
+        // The programs were resumed while the switch did not respond, or have not been stopped.
         (Kind::Ebpf, Left::Active, Left::Active) if has_device => Kind::Ebpf,
         (Kind::Ebpf, _, Left::Active) => Kind::Ovs,
         (Kind::Ebpf, _, Left::Unknown) if !has_device => Kind::Ovs,
@@ -262,7 +269,7 @@ mod tests {
         }
     }
 
-    /// It was removed before the other one had everything.
+    /// The stopped datapath was removed before the other one was complete.
     #[test]
     fn the_other_datapath_goes_on_alone() {
         for left in [Left::Passive, Left::Active] {
@@ -279,7 +286,7 @@ mod tests {
             assert_eq!(of(programs, false, Left::Unknown), Kind::Ovs);
             assert_eq!(of(programs, false, Left::Active), Kind::Ovs);
         }
-        // When it responds again.
+        // The switch responds again.
         assert_eq!(of(Left::Active, true, Left::Active), Kind::Ebpf);
         assert_eq!(of(Left::Active, true, Left::Passive), Kind::Ebpf);
         assert_eq!(of(Left::Passive, true, Left::Active), Kind::Ovs);

@@ -11,7 +11,7 @@ use crate::{
     reconcile::Status,
 };
 
-/// Delay before events are subscribed to again.
+/// Delay before the next subscription to events.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Writes packet events to the agent's log (`--bpf-log`).
@@ -21,7 +21,7 @@ pub(super) async fn write(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let work = async {
-        // An error means that the reconciler, and thus the agent, has ended.
+        // An error means that the reconciler, and therefore the agent, has ended.
         while status.wait_for(|status| status.in_sync).await.is_ok() {
             let mut events = match monitor.subscribe() {
                 Ok(events) => events,

@@ -35,10 +35,10 @@ use crate::{
 
 /// Interval between periodic full resyncs.
 pub(super) const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
-/// Time for pods to come back with their container ids after a reboot, before their addresses are released.
+/// Time for pods to be attached again with their container ids after a reboot, before their addresses are released.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Parts whose creation can fail. It changes nothing of the node.
+/// Parts whose creation can fail. Creating them does not change the node.
 pub(super) struct Prepared {
     flags: Flags,
     node: Node,
@@ -53,7 +53,7 @@ pub(super) struct Prepared {
     store: Store,
     store_config: contiv_store::Config,
     access: Access,
-    /// Reads the credentials for netmaster again when their files change.
+    /// Reloads the credentials for netmaster when their files change.
     reload: AbortOnDropHandle<()>,
     guard: Guard,
     continuity: Continuity,
@@ -61,7 +61,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Creates the parts. The store may be away.
+    /// Creates the parts. The store may be unavailable.
     pub(super) async fn new(flags: Flags, speaker: &Speaker) -> anyhow::Result<Prepared> {
         let node = flags.node()?;
         let http = api::Server::bind(flags.rest_address, &flags.rest_socket()).await?;
@@ -70,11 +70,11 @@ impl Prepared {
         let (mut writer, attacher, reader, changes) = state::new(prefixes());
         configure(&mut writer, &flags);
         recover(&links, &attacher).await?;
-        // It needs no store.
+        // The speaker does not need the store.
         speaker.follow(&reader, false);
         let store_config = flags.access.access().config(flags.store())?;
         writer.reserve(surroundings::addresses_of(&store_config.endpoints).await);
-        // Before the first endpoint.
+        // Must be set before the first endpoint.
         surroundings::update(&attacher, &BTreeSet::new());
         let store = Store::open(&store_config).await?;
         let (access, reload) = Access::read(flags.master.clone())?;
@@ -108,7 +108,8 @@ impl Prepared {
         })
     }
 
-    /// Starts the tasks that need no global settings: the state, the API, and the status of the node. The datapath is not changed.
+    /// Starts the tasks that need no global settings: the state, the API, and the status of the node. The datapath is not
+    /// changed.
     pub(super) fn start<D: Datapath + 'static>(
         self,
         datapath: D,
@@ -194,7 +195,7 @@ impl Prepared {
     }
 }
 
-/// Sets what the state takes from the flags. To be called before the first update.
+/// Sets the parts of the state that come from the flags. Must be called before the first update.
 pub(super) fn configure(writer: &mut Writer, flags: &Flags) {
     if flags.routes_vlans() {
         writer.route_vlans();

@@ -1,4 +1,4 @@
-//! Whether the agent is ready, and what ends one that cannot become ready.
+//! Readiness of the agent, and the end of an agent that cannot become ready.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{api, reconcile::Status};
 
-/// Time limit for the first full resync to succeed after an error; the original waited as long for its switch.
+/// Time limit for the first full resync to succeed after an error; the original Contiv waited as long for its switch.
 const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between checks whether the agent is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
@@ -28,7 +28,7 @@ pub(super) async fn notify(parts: api::Parts, stop: CancellationToken) -> anyhow
     Ok(())
 }
 
-/// Ends the agent if the datapath is not available at the start. A datapath that is lost later is retried forever.
+/// Ends the agent if the datapath is not available at the start. If it is lost later, it is retried without limit.
 pub(super) async fn first_resync(
     mut status: watch::Receiver<Status>,
     stop: CancellationToken,

@@ -16,12 +16,12 @@ use crate::state::Reader;
 /// Interval between log lines while waiting.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Forward mode of the flags. A process begins with that of the global settings, and follows these from then on, also in its later
-/// runs.
+/// Forward mode of the flags. It must equal that of the global settings when the process starts. Afterwards the process,
+/// including its later runs, uses the mode of the global settings.
 #[derive(Clone, Debug)]
 pub(super) struct LocalMode {
     mode: FwdMode,
-    /// Set when it was that of the global settings.
+    /// Set after it has equalled that of the global settings.
     has_matched: Arc<AtomicBool>,
 }
 
@@ -30,7 +30,8 @@ impl LocalMode {
         LocalMode { mode, has_matched: Arc::default() }
     }
 
-    /// Compares it with the mode of the global settings when the process starts. The error text is the original's.
+    /// Compares the mode with that of the global settings when the process starts. The error text is that of the original
+    /// Contiv.
     fn check(&self, global: &str) -> anyhow::Result<()> {
         let local = name(&self.mode);
         if global != local && !self.has_matched.load(Ordering::Relaxed) {
@@ -46,7 +47,7 @@ impl LocalMode {
 /// Waits for the global settings and compares them with this node's.
 pub(super) async fn wait(reader: &Reader, mode: &LocalMode) -> anyhow::Result<()> {
     loop {
-        // netmaster fills in the mode from its flags after its start.
+        // netmaster sets the mode from its flags after its start.
         let mode_set = reader.wait(|state| {
             state.config().map(|config| config.fwd_mode.clone()).filter(|mode| !mode.is_empty())
         });
@@ -59,8 +60,8 @@ pub(super) async fn wait(reader: &Reader, mode: &LocalMode) -> anyhow::Result<()
     }
 }
 
-/// Reports that the global settings contradict this node's, or that they do not any more. The state has changed its plan already:
-/// the node follows.
+/// Reports that the global settings contradict this node's flags, or that they no longer do. The state has already
+/// changed its plan: the node uses the global settings.
 pub(super) async fn follow(
     reader: &Reader,
     mode: &LocalMode,

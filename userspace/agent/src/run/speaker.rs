@@ -1,4 +1,4 @@
-//! The BGP speaker of the process. It goes on while runs of the agent end and begin.
+//! The BGP speaker of the process. It continues between runs of the agent.
 
 use std::io;
 
@@ -42,14 +42,14 @@ impl Speaker {
         self.sessions.clone()
     }
 
-    /// The speaker follows the interfaces in this state from now on, and the other objects when they are complete if the state
-    /// `is_settled`.
+    /// Makes the speaker use the interfaces in this state from now on. If `is_settled`, it also uses the other objects
+    /// when they are complete.
     pub(super) fn follow(&self, reader: &Reader, is_settled: bool) {
         self.followed.send_replace(Some(Followed { reader: reader.clone(), is_settled }));
     }
 
-    /// Stops the speaker after the last run of the agent, which has ended so. The leaf keeps the routes for the time of a graceful
-    /// restart.
+    /// Stops the speaker after the last run of the agent, which has ended with `ended`. The leaf keeps the routes during
+    /// the graceful restart time.
     pub(super) async fn stop(self, ended: anyhow::Result<()>) -> anyhow::Result<()> {
         self.halt.cancel();
         let stopped = self.task.await.unwrap_or_else(|panic| Err(anyhow!("a task panicked: {panic}")));

@@ -1,5 +1,5 @@
-//! The start of a run: until the agent knows the global settings and its datapath is in place, requests of container runtimes are
-//! not carried out. While the store is away, they are refused with the reason.
+//! The start of a run: until the agent knows the global settings and its datapath is in operation, requests of container
+//! runtimes are not executed. While the store is unavailable, they are rejected with the reason.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,9 +16,9 @@ const WAITING: &str = "the datapath does not follow the store yet";
 
 #[derive(Clone)]
 pub(super) struct Start {
-    /// Why it has not ended.
+    /// Reason why the start has not ended.
     why: Arc<watch::Sender<Option<String>>>,
-    /// Cancelled when the store is away.
+    /// Cancelled when the store is unavailable.
     is_away: CancellationToken,
 }
 
@@ -30,23 +30,23 @@ impl Default for Start {
 }
 
 impl Start {
-    /// Why the start has not ended; `None` when it has.
+    /// Returns the reason why the start has not ended; `None` when it has.
     pub(super) fn unsettled(&self) -> watch::Receiver<Option<String>> {
         self.why.subscribe()
     }
 
-    /// Ends the start: requests are carried out.
+    /// Ends the start: requests are executed from now on.
     pub(super) fn done(&self) {
         self.why.send_replace(None);
     }
 
-    /// Whether the store did not answer at first.
+    /// Reports whether the store did not answer at first.
     pub(super) fn was_away(&self) -> bool {
         self.is_away.is_cancelled()
     }
 
-    /// Waits until requests are to be answered: the start has ended, or the store is away or regressed. They wait in the queue of
-    /// the socket before, so that the start of an agent with a store fails none.
+    /// Waits until requests must be answered: the start has ended, or the store is unavailable or regressed. Until then
+    /// they wait in the queue of the socket, so that no request fails during the start of an agent with a store.
     pub(super) async fn until_served(&self, mut regression: watch::Receiver<Option<Regression>>) {
         let mut unsettled = self.unsettled();
         tokio::select! {
@@ -59,7 +59,7 @@ impl Start {
 
     /// Waits for the store, then until `stop` is cancelled.
     ///
-    /// Fails if the store refuses this agent, which time does not change.
+    /// Fails if the store rejects this agent, because a retry cannot succeed.
     pub(super) async fn reach(
         self,
         store: Store,
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(why().as_deref(), Some("no connection"));
         start.done();
         start.until_served(regression).await;
-        // The store may go again.
+        // The store may become unavailable again.
         start.report_away("no connection".to_owned());
         assert_eq!(why(), None);
     }

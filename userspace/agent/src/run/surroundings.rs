@@ -1,5 +1,5 @@
-//! What the node reaches outside of the cluster's networks. The route to an endpoint on a VLAN network precedes others: the endpoint
-//! would get what the node sends there.
+//! Destinations that the node reaches outside of the cluster's networks. The route to an endpoint on a VLAN network takes
+//! precedence over other routes: an endpoint with such an address would receive packets that the node sends there.
 
 use std::{
     collections::BTreeSet,
@@ -41,7 +41,7 @@ pub(super) async fn follow(
         let current = leader.borrow_and_update().clone();
         if current.is_some() && current != known {
             let found = addresses_of(current.as_slice()).await;
-            // Else it is looked up again.
+            // Otherwise it is looked up again.
             if !found.is_empty() {
                 (netmaster, known) = (found, current);
             }
@@ -55,11 +55,11 @@ pub(super) async fn follow(
     }
 }
 
-/// Sets what can be read now. `netmaster` are the addresses of the leader.
+/// Sets the surroundings that can be read now. `netmaster` contains the addresses of the leader.
 pub(super) fn update(attacher: &Attacher, netmaster: &BTreeSet<IpAddr>) {
     match read(netmaster) {
         Ok(surroundings) => attacher.surround(surroundings),
-        // It stays as it was.
+        // The surroundings do not change.
         Err(error) => tracing::warn!("read the addresses of this node: {error}"),
     }
 }
@@ -70,7 +70,7 @@ fn read(netmaster: &BTreeSet<IpAddr>) -> io::Result<Surroundings> {
     let networks = interfaces
         .filter(|(name, address)| ![HOST_PORT, KERNEL_PORT].contains(&&**name) && is_host(address.addr()))
         .map(|(name, address)| (name, address.trunc()));
-    // A kernel may lack it.
+    // The file may be missing.
     let routes = fs::read_to_string(ROUTES).unwrap_or_default();
     let others = default_gateways(&routes).into_iter().filter(|ip| is_host(*ip));
     Ok(Surroundings {
@@ -94,7 +94,8 @@ fn default_gateways(text: &str) -> Vec<IpAddr> {
     text.lines().filter_map(gateway).collect()
 }
 
-/// Addresses of endpoints of the store, or of netmaster. An endpoint whose name cannot be resolved now has none; nor has a socket.
+/// Addresses of endpoints of the store, or of netmaster. An endpoint whose name cannot be resolved now, or that is a
+/// socket, has none.
 pub(super) async fn addresses_of(endpoints: &[String]) -> BTreeSet<IpAddr> {
     let lookups = endpoints.iter().filter(|endpoint| !endpoint.starts_with("unix:")).map(|endpoint| async move {
         let authority = endpoint.rsplit_once("//").map_or(endpoint.as_str(), |(_, authority)| authority);

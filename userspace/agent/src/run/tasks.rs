@@ -10,12 +10,12 @@ use crate::attach::{self, link::Links};
 
 /// Time limit for the tasks to end after cancellation.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for the task that serves requests, beyond the one that it grants to running requests.
+/// Time limit for the task that serves requests, in addition to the time limit for running requests.
 const REQUESTS_TIMEOUT: Duration = attach::DRAIN_TIMEOUT.saturating_add(Duration::from_secs(2));
 /// Name of the task that serves requests.
 const REQUESTS: &str = "cni";
 
-/// All tasks of the agent. None of them ends on its own, so the first one to end stops the agent.
+/// All tasks of the agent. None of them normally ends on its own, so the first one to end stops the agent.
 pub(super) struct Tasks {
     set: JoinSet<(&'static str, anyhow::Result<()>)>,
     stop: CancellationToken,
@@ -80,8 +80,8 @@ impl Tasks {
         self.end(result).await
     }
 
-    /// Ends all tasks, first those that take requests; aborts those that exceed the time limit. Nothing of the run goes on
-    /// afterwards: another one, with another datapath, may follow. Returns `result`.
+    /// Ends all tasks, first those that accept requests; aborts those that exceed the time limit. No part of the run
+    /// continues afterwards, because another run, with another datapath, may follow. Returns `result`.
     pub(super) async fn end(mut self, result: anyhow::Result<()>) -> anyhow::Result<()> {
         self.stop.cancel();
         if self.serves_requests {
@@ -101,7 +101,7 @@ impl Tasks {
         if drained.is_err() {
             self.set.shutdown().await;
         }
-        // Also one whose task was aborted.
+        // Includes an interface whose task was aborted.
         if timeout(SHUTDOWN_TIMEOUT, self.links.attached()).await.is_err() {
             tracing::warn!("an interface is still being created");
         }

@@ -1,8 +1,9 @@
-//! Completion of OVS, which has taken over from eBPF, without a store.
+//! Completion of OVS without a store, after it has taken over from eBPF.
 //!
-//! Beside eBPF, OVS has neither tunnels nor interfaces to the node's kernel: eBPF has the UDP port and the names. An agent that is
-//! killed between the takeover and their creation is followed by one that may have no store. So the records of the store are written
-//! to a file before eBPF stops, in the form that they have in the store, which agents of all releases read.
+//! While eBPF exists, OVS has neither tunnels nor interfaces to the node's kernel, because eBPF uses the UDP port and the
+//! names. If the agent is killed between the takeover and their creation, the next process may have no store. So the
+//! records of the store are written to a file before eBPF stops. They have the same form as in the store, which agents of
+//! all releases can read.
 
 use std::{
     collections::BTreeSet,
@@ -38,7 +39,7 @@ use crate::{
 /// Interval between attempts to read the records.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// File with the records that the plan of the node is made of.
+/// File with the records from which the plan of the node is computed.
 #[derive(Clone, Debug)]
 pub(super) struct RecordsFile(PathBuf);
 
@@ -48,7 +49,7 @@ struct Content {
 }
 
 impl RecordsFile {
-    /// The file beside that of the stopped datapath.
+    /// Returns the file next to that of the stopped datapath.
     pub(super) fn beside(stopped: &Path) -> RecordsFile {
         RecordsFile(stopped.with_extension("records.json"))
     }
@@ -58,8 +59,8 @@ impl RecordsFile {
         &self.0
     }
 
-    /// Replaces the file by what the store has now; returns when the store has answered. A failure is logged: then only an agent
-    /// with a store completes the change.
+    /// Replaces the file with the current records of the store. Returns when the store has answered. A failure is logged:
+    /// then only an agent with a store completes the change.
     pub(super) async fn save(&self, (store, reader): (&Store, &Reader), host: &HostName) {
         let records = read_records(store, reader, host).await.map_err(|error| one_line(&error));
         let saved = records.and_then(|records| self.write(records).map_err(|error| error.to_string()));
@@ -87,7 +88,7 @@ impl RecordsFile {
     }
 }
 
-/// Reads the records. Retries without limit: meanwhile eBPF forwards.
+/// Reads the records. Retries without limit, because eBPF forwards meanwhile.
 async fn read_records(store: &Store, reader: &Reader, host: &HostName) -> Result<Vec<Record>, Error> {
     let needs = reader.needs(host, &BTreeSet::new());
     loop {
@@ -101,7 +102,7 @@ async fn read_records(store: &Store, reader: &Reader, host: &HostName) -> Result
     }
 }
 
-/// Deletes the interfaces of eBPF, and makes OVS have the objects that it could not have beside them.
+/// Deletes the interfaces of eBPF, and sets the objects in OVS that it could not have while they existed.
 pub(super) async fn complete(flags: &Flags, records: Vec<Record>) -> Result<()> {
     Ebpf::new(flags.datapath.ebpf(None, Options::VXLAN_PORT)).delete_devices().await?;
     let node = flags.node()?;
