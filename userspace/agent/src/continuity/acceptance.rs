@@ -1,8 +1,8 @@
 //! An operator's acceptance of a regressed store. netmaster writes it, the agent deletes it.
 //!
-//! It has the id of the regression that the operator saw. One that remains in the store, or that a restored store contains, is of
-//! another regression and accepts nothing. Nor does one without an id, which a netmaster of an earlier release writes: nothing shows
-//! which loss of data its operator saw.
+//! It has the id of the regression that the operator has seen. An acceptance that remains in the store, or that a
+//! restored store contains, belongs to another regression and accepts nothing. The same holds for one without an id,
+//! which a netmaster of an earlier release writes: it does not identify the loss of data that its operator has seen.
 
 use std::pin::pin;
 
@@ -23,7 +23,7 @@ impl Acceptance {
         Acceptance { store: store.clone(), key: Key::AcceptedStore(host.clone()).to_string() }
     }
 
-    /// Whether the record accepts the store for this regression. A record that does not is deleted.
+    /// Reports whether the record accepts the store for this regression. A record that does not is deleted.
     pub(super) async fn is_of(&self, regression_id: &str) -> Result<bool, Error> {
         let Some(found) = self.store.get(&self.key).await? else { return Ok(false) };
         let accepted = serde_json::from_slice::<node::AcceptedStore>(&found.value).unwrap_or_default();
@@ -41,14 +41,14 @@ impl Acceptance {
                  netctl node accept-store",
                 accepted.regression_id
             ),
-            // It has been replaced or deleted.
+            // The record has been replaced or deleted.
             Ok(Outcome::Conflict) => {}
             Err(error) => tracing::debug!("delete {key}: {}", one_line(&error)),
         }
         Ok(false)
     }
 
-    /// Follows the store, and deletes meanwhile the record of a regression that has ended.
+    /// Runs `following`. Meanwhile deletes the record of a regression that has ended.
     pub(super) async fn clear_while<T>(&self, following: impl Future<Output = T>) -> T {
         let mut following = pin!(following);
         tokio::select! {
@@ -64,7 +64,7 @@ impl Acceptance {
         loop {
             match self.try_clear().await {
                 Ok(true) => return,
-                // It has been replaced.
+                // The record has been replaced.
                 Ok(false) => {}
                 Err(error) if error.is_permission_denied() => {
                     tracing::warn!(

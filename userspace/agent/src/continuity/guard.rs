@@ -22,17 +22,17 @@ use crate::{
     state::{Reader, Source, Update, Writer},
 };
 
-/// Time limit for the witnesses of a deletion to appear: a large change takes several transactions, and another netmaster may have
-/// to finish it.
+/// Time limit for the witnesses of a deletion to appear: a large change takes several transactions, and another netmaster
+/// may have to complete it.
 const WITNESS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval between questions to the store.
+/// Interval between reads of the store.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between writes of the file.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum number of witnesses that are asked about one batch.
+/// Maximum number of witnesses that are checked for one batch.
 const MAX_WITNESSES: usize = 8;
 
-/// Applies the store's changes as long as its data continues what the agent knows.
+/// Applies the store's changes as long as its data continues the agent's memory.
 pub struct Guard {
     store: Store,
     node: Node,
@@ -40,7 +40,7 @@ pub struct Guard {
     file: MemoryFile,
     memory: Memory,
     saved: Option<Instant>,
-    /// Whether the memory is of an earlier process and was not compared with the store yet.
+    /// The memory was written by an earlier process and has not been compared with the store yet.
     recalled: bool,
     /// Newest revision of each source.
     seen: BTreeMap<Source, i64>,
@@ -48,7 +48,7 @@ pub struct Guard {
     connections: watch::Sender<Vec<watch::Receiver<Status>>>,
 }
 
-/// What other tasks see of a [`Guard`].
+/// Status of a [`Guard`] for other tasks.
 #[derive(Clone, Debug)]
 pub struct Continuity {
     /// Present while the store is regressed.
@@ -58,7 +58,7 @@ pub struct Continuity {
 }
 
 impl Guard {
-    /// Reads what an earlier process remembered.
+    /// Reads the memory of an earlier process.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Guard {
         Ok((guard, continuity))
     }
 
-    /// Fails if an earlier process has had another name for the node, and interfaces of its endpoints exist.
+    /// Fails if an earlier process used another name for the node, and interfaces of its endpoints exist.
     ///
     /// # Errors
     ///
@@ -102,11 +102,12 @@ impl Guard {
         }
     }
 
-    /// Applies changes until the watches end, which happens only if the store client is dropped. May be dropped at any time.
+    /// Applies changes until the watches end, which happens only if the store client is dropped. The future may be
+    /// dropped at any time.
     ///
     /// # Errors
     ///
-    /// The node has been renamed. The state is not complete then.
+    /// The node has been renamed. The state is then incomplete.
     pub async fn follow(&mut self, writer: &mut Writer) -> Result<(), Renamed> {
         self.check_name()?;
         loop {
@@ -132,7 +133,7 @@ impl Guard {
         }
     }
 
-    /// Applies batches until one contradicts the memory; returns why.
+    /// Applies batches until one contradicts the memory; returns the contradiction.
     async fn apply(&mut self, sources: &mut Sources, writer: &mut Writer) -> Result<Option<String>, Renamed> {
         let mut changes_of_statuses = 0;
         while let Some(batch) = sources.next().await {
@@ -165,8 +166,8 @@ impl Guard {
         Ok(None)
     }
 
-    /// Compares the node's name with the endpoints of its interfaces when the batch completes the state: the first full resync
-    /// follows. Not if the earlier process had the name.
+    /// Compares the node's name with the endpoints of its interfaces when the batch completes the state, because the
+    /// first full resync follows. Skipped if the earlier process had the same name.
     fn settle_name(&mut self, batch: &Batch) -> Result<(), Renamed> {
         if self.memory.host.as_ref() == Some(&self.node.host) {
             return Ok(());
@@ -194,7 +195,7 @@ impl Guard {
         self.status.send_replace(regression);
     }
 
-    /// Why the store, as the batch shows it, does not continue what the agent knows.
+    /// Returns the reason why the store, as the batch shows it, does not continue the agent's memory.
     async fn contradiction(&mut self, batch: &Batch) -> Option<String> {
         let why = self.other_history(batch).await;
         if why.is_some() {
@@ -212,7 +213,7 @@ impl Guard {
             }
         }
         let deleted = self.deleted(batch);
-        // A few deletions among many records are not checked: no loss of data looks like that.
+        // A few deletions among many records are not checked, because a loss of data affects more records.
         let known = self.reader.known(&batch.source);
         if deleted.is_empty() || deleted.len() * 2 < known {
             return None;
@@ -221,15 +222,15 @@ impl Guard {
         self.unwitnessed(&asked).await
     }
 
-    /// Why the history of the store, to which a watch connected again, is not the remembered one. The watch compared its own
-    /// prefix, which the lost part of the history may not concern.
+    /// Returns the reason why the history of the store, to which a watch has reconnected, is not the remembered one. The
+    /// watch only compares its own prefix, and the lost part of the history may not contain keys of that prefix.
     async fn other_history(&self, batch: &Batch) -> Option<String> {
         let divergence = batch.relisted.as_ref().and_then(|relisted| relisted.divergence.clone());
         if divergence.is_some() {
             return divergence;
         }
         let may_have_gone_back = match &batch.relisted {
-            // Another source may have delivered a later listing before this one: the store's present position decides.
+            // Another source may have delivered a later listing before this one, so the store's current position decides.
             Some(relisted) => self.memory.contradiction(relisted.position).is_some(),
             None => batch.resumed,
         };
@@ -246,7 +247,7 @@ impl Guard {
         }
     }
 
-    /// Why the store, at its present position, is not the remembered one.
+    /// Returns the reason why the store, at its current position, is not the remembered one.
     async fn contradicting_position(&self) -> Option<String> {
         loop {
             match self.store.position().await {
@@ -256,7 +257,7 @@ impl Guard {
         }
     }
 
-    /// Why the newest put that this process or an earlier one saw is not in the store's history.
+    /// Returns the reason why the newest put that this process or an earlier one has seen is not in the store's history.
     async fn lost_put(&self) -> Option<String> {
         loop {
             match found(&self.store, self.memory.newest.as_ref()).await {
@@ -282,10 +283,10 @@ impl Guard {
         }
     }
 
-    /// What the batch deletes.
+    /// Returns the deletions of the batch.
     fn deleted(&self, batch: &Batch) -> Vec<Deletion> {
         let is_first = batch.updates.iter().any(|update| matches!(update.event, Event::Init));
-        // A listing does not tell when a key was deleted, only that it was after the previous batch.
+        // A listing does not show when a key was deleted, only that it was after the previous batch.
         let earliest = self.seen.get(&batch.source).map_or(0, |seen| seen + 1);
         if !is_first {
             let deletion = |update: &Update| {
@@ -301,7 +302,7 @@ impl Guard {
         unlisted.map(|key| Deletion { key, earliest, latest }).collect()
     }
 
-    /// What contradicts that netmaster made the changes with these witnesses.
+    /// Returns the contradiction to the assumption that netmaster made the changes with these witnesses.
     async fn unwitnessed(&mut self, asked: &[Witness]) -> Option<String> {
         let deadline = Instant::now() + WITNESS_TIMEOUT;
         loop {
@@ -322,7 +323,7 @@ impl Guard {
                     self.memory.missing = witness.into_iter().collect();
                     return Some(why);
                 }
-                // A large change may be under way.
+                // A large change may be in progress.
                 Ok(Some(_)) => {}
                 Err(error) => tracing::warn!("check deleted records: {}; retrying", one_line(&error)),
             }
@@ -330,7 +331,7 @@ impl Guard {
         }
     }
 
-    /// Why this is not the remembered store, by its position and identity.
+    /// Returns the reason why this is not the remembered store, according to its position and identity.
     async fn other_store(&self) -> Result<Option<String>, Error> {
         let position = self.store.position().await?;
         if let Some(why) = self.memory.contradiction(position) {
@@ -340,8 +341,9 @@ impl Guard {
         Ok(self.memory.other_identity(identity.as_deref()))
     }
 
-    /// Returns to following the store if its data is back, or if an operator accepted it. The record of the acceptance is deleted
-    /// afterwards, when the file has the result: the deletion's answer may be lost, and the agent killed after it.
+    /// Applies the store again if its data is restored, or if an operator has accepted it. The record of the acceptance
+    /// is deleted afterwards, when the file contains the result: the answer to the deletion may be lost, and the agent
+    /// may be killed after it.
     async fn try_release(&mut self, writer: &mut Writer) -> bool {
         let result = async {
             let acceptance = Acceptance::new(&self.store, &self.node.host);
@@ -390,7 +392,7 @@ impl Guard {
     }
 }
 
-/// The regression that is remembered.
+/// Returns the regression in the memory.
 fn regression(memory: &Memory, node: &Node) -> Option<Regression> {
     let why = memory.regressed.clone()?;
     Some(Regression { id: memory.regression_id.clone(), why, host: node.host.clone() })
@@ -428,7 +430,7 @@ async fn found(store: &Store, put: Option<&Put>) -> Result<Found, Error> {
     }
 }
 
-/// Waits before a question is repeated.
+/// Waits before a read is repeated.
 async fn pause(error: &Error) {
     tracing::warn!("compare the store with what it was: {}; retrying", one_line(error));
     sleep(POLL_INTERVAL).await;

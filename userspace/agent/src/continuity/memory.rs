@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::witness::Witness;
 use crate::{atomic_file, source::Put};
 
-/// What the agent remembers of the store. It outlives the process, like the forwarding state.
+/// The agent's memory of the store. It outlives the process, like the forwarding state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Memory {
@@ -24,16 +24,16 @@ pub(super) struct Memory {
     pub(super) newest: Option<Put>,
     /// Name of the node for which the state was applied; `None` if an earlier release has written the file.
     pub(super) host: Option<HostName>,
-    /// Why the store is regressed.
+    /// Reason why the store is regressed.
     pub(super) regressed: Option<String>,
     /// Id of the regression; empty if there is none, or if an earlier release has written the file.
     pub(super) regression_id: String,
-    /// Witnesses that the regressed store lacks.
+    /// Witnesses that are missing in the regressed store.
     pub(super) missing: Vec<Witness>,
 }
 
 impl Memory {
-    /// Why a store at this position cannot be a later state of the remembered one.
+    /// Returns the reason why a store at this position cannot be a later state of the remembered one.
     pub(super) fn contradiction(&self, position: Position) -> Option<String> {
         let Position { cluster, revision } = position;
         match self.cluster {
@@ -47,7 +47,7 @@ impl Memory {
         }
     }
 
-    /// Why a store of a cluster with this identity is not the remembered one.
+    /// Returns the reason why a store of a cluster with this identity is not the remembered one.
     pub(super) fn other_identity(&self, identity: Option<&str>) -> Option<String> {
         let before = self.identity.as_deref()?;
         match identity {
@@ -57,7 +57,7 @@ impl Memory {
         }
     }
 
-    /// Extends the memory by what was applied.
+    /// Updates the memory with what was applied.
     pub(super) fn learn(&mut self, (cluster, revision): (Option<u64>, i64), newest: Option<&Put>) {
         self.cluster = cluster.or(self.cluster);
         self.revision = self.revision.max(revision);
@@ -74,7 +74,7 @@ impl Memory {
 pub struct MemoryFile(PathBuf);
 
 impl MemoryFile {
-    /// The file beside the CNI socket, which each agent of a machine has for itself.
+    /// Returns the file next to the CNI socket, so that each agent of a machine has its own.
     pub fn beside(socket: &Path) -> MemoryFile {
         MemoryFile(socket.with_extension("store.json"))
     }
@@ -96,8 +96,8 @@ impl MemoryFile {
         &self.0
     }
 
-    /// Reads the file; nothing is remembered if it does not exist. A damaged file is an error: the forwarding state of this
-    /// node may be the only copy of what the cluster was.
+    /// Reads the file. The memory is empty if it does not exist. A damaged file is an error: the forwarding state of this
+    /// node may be the only copy of the cluster's former state.
     pub(super) fn read(&self) -> io::Result<Memory> {
         match fs::read(&self.0) {
             Ok(text) => serde_json::from_slice(&text).map_err(io::Error::other),
@@ -132,7 +132,7 @@ mod tests {
         let read = file.read().unwrap();
         assert_eq!((read.cluster, read.revision, read.newest.as_ref()), (Some(9), 21, Some(&put(12))));
         assert_eq!(read.host, None);
-        // Of another release.
+        // A file of another release.
         fs::write(file.path(), r#"{"revision":7,"host":"h","later":1}"#).unwrap();
         let read = file.read().unwrap();
         assert_eq!((read.revision, read.host), (7, Some("h".into())));

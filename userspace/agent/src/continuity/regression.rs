@@ -5,12 +5,12 @@ use std::{
 
 use contiv_model::{name::HostName, node};
 
-/// The store does not have the data that the agent knows.
+/// The store lacks data that the agent has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regression {
-    /// Id that no other regression has. An operator accepts the store for this one only.
+    /// Unique id of the regression. An operator's acceptance applies only to this one.
     pub id: String,
-    /// What was observed.
+    /// The observed contradiction.
     pub why: String,
     /// This node.
     pub host: HostName,

@@ -1,7 +1,8 @@
 //! A change of the node's name while its pods run.
 //!
-//! Records of endpoints have the name of their node. The plan for another name lacks the endpoints whose interfaces are here, and
-//! the first full resync would delete their forwarding. So the agent does not start with it: forwarding goes on without an agent.
+//! Records of endpoints contain the name of their node. The plan for another name lacks the endpoints whose interfaces
+//! are on this node, and the first full resync would delete their forwarding. So the agent does not start with another
+//! name: forwarding continues without an agent.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +17,14 @@ use crate::{
     state::{ClusterObject, State, Update},
 };
 
-/// The interfaces on this node are of endpoints of another host name.
+/// The interfaces on this node belong to endpoints of another host name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "start as host {now:?}: the pods on this node are those of host {before:?}; their forwarding is unchanged; use --host {before}, or, \
      to rename the node, drain it with that name, stop the agent, and run: netplugin cleanup"
 )]
 pub struct Renamed {
-    /// Name of the earlier process, or of the node in the records.
+    /// Name in the earlier process, or of the node in the records.
     pub before: String,
     /// Name of this process.
     pub now: String,
@@ -34,15 +35,15 @@ impl Renamed {
         Renamed { before: before.to_string(), now: now.to_string() }
     }
 
-    /// Compares the name of the node with the endpoints of its interfaces, in the state and in `updates` that are about to be applied.
-    /// Only if all of them are of other names, the node was renamed. An agent with such a name that is registered elsewhere is on
-    /// another machine.
+    /// Compares the name of the node with the endpoints of its interfaces, in the state and in `updates` that are about
+    /// to be applied. The node was renamed only if all of them have other names. If an agent with such a name is
+    /// registered with another VTEP, it runs on another machine.
     pub(super) fn find(state: &State, node: &Node, updates: &[Update]) -> Option<Renamed> {
         let listed: BTreeMap<&EndpointId, &HostName> = updates.iter().filter_map(listed_host).collect();
         let mut hosts = BTreeMap::<&HostName, usize>::new();
         for (id, _) in state.attachments() {
             let known = || state.endpoint(id).map(|endpoint| &endpoint.host);
-            // The API creates endpoints without a node, too.
+            // The API also creates endpoints without a node.
             let host = listed.get(id).copied().or_else(known).filter(|host| !host.as_str().is_empty());
             if let Some(host) = host {
                 *hosts.entry(host).or_default() += 1;
@@ -104,7 +105,8 @@ mod tests {
         state.set(&key, Some(ClusterObject::Registration(vtep)));
     }
 
-    /// A node with these interfaces, each with the node of its endpoint; an empty one for no endpoint.
+    /// Returns the state of a node with these interfaces, each with the node of its endpoint, or an empty string for no
+    /// endpoint.
     fn state(interfaces: &[(&str, &str)]) -> State {
         let mut state = State::default();
         for (id, host) in interfaces {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::State;
 
-/// What netmaster writes in the transaction that deletes or creates a record. Fields are keys of the store.
+/// Writes of netmaster in the transaction that deletes or creates a record. Fields are keys of the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Witness {
     /// The API object is deleted, or was created after this revision, up to which its record had been deleted.
@@ -19,21 +19,22 @@ pub(super) enum Witness {
         #[serde(default = "never")]
         revision: i64,
     },
-    /// The group or the policy is deleted or written at this revision or later, or the settings of the cluster are.
+    /// The group or the policy is deleted or written at this revision or later, or the settings of the cluster are
+    /// written.
     Detached { group: String, policy: String, revision: i64 },
-    /// The network's record, or the journal of its changes, is written at this revision or later; or the network is deleted.
-    /// Of a slice of providers: the first slice is, or the service is deleted.
+    /// The network's record, or the journal of its changes, is written at this revision or later, or the network is
+    /// deleted. For a slice of providers: the first slice is written, or the service is deleted.
     Counted { record: String, journal: String, object: Option<String>, revision: i64 },
     /// The API object has its record, or is deleted.
     Recorded { object: String, record: String },
 }
 
-/// Of witnesses that an agent wrote without a revision.
+/// Revision of witnesses that an agent wrote without one.
 fn never() -> i64 {
     i64::MAX
 }
 
-/// A deletion that the agent has seen, at a revision between these.
+/// A deletion that the agent has seen, at a revision in this range.
 #[derive(Clone, Debug)]
 pub(super) struct Deletion {
     pub(super) key: Key,
@@ -62,7 +63,7 @@ async fn written(store: &Store, key: &str) -> Result<Option<i64>, Error> {
 }
 
 impl Witness {
-    /// The witness of a deletion; `None` for records that agents write, and for those that are unknown.
+    /// Returns the witness of a deletion; `None` for records that agents write, and for unknown records.
     fn of(deletion: &Deletion, state: &State) -> Option<Witness> {
         let Deletion { key, earliest: revision, latest } = deletion;
         let revision = *revision;
@@ -79,7 +80,7 @@ impl Witness {
                 if service == id.as_str() {
                     return Some(gone(object));
                 }
-                // A netmaster without slices moves the providers to the first one.
+                // A netmaster without slices moves the providers to the first slice.
                 let first = Key::Providers(service.into()).to_string();
                 Some(Witness::Counted {
                     record: first.clone(),
@@ -108,7 +109,7 @@ impl Witness {
         }
     }
 
-    /// Asks the store; returns what contradicts the deletion.
+    /// Reads the store; returns the contradiction to the deletion.
     pub(super) async fn missing(&self, store: &Store) -> Result<Option<String>, Error> {
         let remains = |key: &str| format!("the record of {key} was deleted, but not the object");
         match self {
@@ -149,7 +150,7 @@ impl Witness {
     }
 }
 
-/// Witnesses of these deletions, each once, at most `limit`.
+/// Returns the witnesses of these deletions, without duplicates, at most `limit`.
 pub(super) fn witnesses(deleted: &[Deletion], state: &State, limit: usize) -> Vec<Witness> {
     let mut found = BTreeSet::new();
     for witness in deleted.iter().filter_map(|deletion| Witness::of(deletion, state)) {

@@ -49,13 +49,13 @@ async fn committed(store: &Store, txn: Txn) -> i64 {
     }
 }
 
-/// The agent has decided after this time.
+/// Time after which the agent must have decided.
 const DECIDED: Duration = Duration::from_secs(6);
-/// On a busy machine, too.
+/// Time limit on a busy machine.
 const AT_LAST: Duration = Duration::from_secs(60);
 
-/// Writes `before`, lets an agent read it, and commits `changes` before the agent sees the next one. Returns why it does not
-/// follow the store any more, if that is so within the limit.
+/// Writes `before`, lets an agent read it, and commits `changes` before the agent receives the next one. Returns the
+/// reason why the agent no longer applies the store, if that happens within the limit.
 async fn regression_by(before: Txn, changes: Vec<Txn>, limit: Duration) -> Option<String> {
     let directory = tempfile::tempdir().unwrap();
     let server = embedded::Server::open(directory.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
@@ -146,14 +146,14 @@ async fn a_policy_is_detached_by_a_change_before_others() {
     let group = |name: &str| Key::Object(ObjectType::EndpointGroup, format!("t:{name}"));
     let object = Key::Object(ObjectType::Policy, "t:p".into());
     let before = ["g1", "g2"].into_iter().fold(put(Txn::new(), &object, &json!({})), |txn, name| {
-        // The node has the policies of its endpoints' groups.
+        // The node needs the policies of its endpoints' groups.
         let (key, member) = member(name);
         put(put(attached(txn, name, "old"), &group(name), &json!({})), &key, &member)
     });
     let detached = put(Txn::new(), &group("g1"), &json!({ "policies": [] })).delete(policy("g1").to_string());
     let other = attached(Txn::new(), "g2", "new");
     assert_eq!(regression_by(before.clone(), vec![detached, other], DECIDED).await, None);
-    // Without a change of the group, something else has deleted it.
+    // Without a change of the group, the deletion was not made by netmaster.
     let lost = Txn::new().delete(policy("g1").to_string());
     assert!(regression_by(before, vec![lost], AT_LAST).await.is_some());
 }
@@ -242,7 +242,7 @@ async fn deletions_of_one_message_have_their_own_revisions() {
     };
     assert_eq!(revisions(&guard, &batch), [(100, 100)]);
 
-    // A later listing reports what was deleted at some time since the last batch.
+    // A later listing reports deletions at any time since the last batch.
     guard.seen.insert(source, 50);
     let position = Position { cluster: 1, revision: 100 };
     batch.relisted = Some(Relisted { position, divergence: None });
