@@ -68,7 +68,7 @@ pub(super) fn vtep_of_status(host: &HostName, value: &KeyValue) -> Option<Vtep> 
     vtep(host.as_str(), &status.vtep_ip, status.vxlan_port, value.mod_revision).ok()
 }
 
-/// netmaster accepts any text as an AS number, no neighbor, and ranges of router IPs.
+/// netmaster accepts any text as an AS number, a missing neighbor, and ranges of router IPs.
 fn bgp_speaker(state: &bgp::State) -> Result<BgpSpeaker, String> {
     let asn = |name: &str, text: &str| contiv_bgp::parse_as(text).map_err(|error| format!("{name}: {error}"));
     let router = state.router_ip.parse();
@@ -163,7 +163,8 @@ mod tests {
                 }
             }
         }
-        // From 12 rules: one has a range that needs two prefixes. Those with addresses are for the link-local ones, too.
+        // There are 12 rules; one has a range that needs two prefixes. Rules with addresses also apply to the link-local
+        // ones.
         assert_eq!(rules, 21);
     }
 

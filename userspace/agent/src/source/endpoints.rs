@@ -1,4 +1,4 @@
-//! What agents read of all endpoints at the start: which networks their node's own endpoints are on.
+//! The initial read of all endpoints, which finds the networks of the node's own endpoints.
 
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
@@ -12,7 +12,7 @@ use tokio::{sync::watch, time::sleep};
 
 use crate::{backoff::Backoff, error::one_line};
 
-/// What an agent reads of an endpoint before it decodes the record.
+/// Fields of an endpoint that an agent reads before it decodes the record.
 #[derive(Deserialize)]
 struct Summary<'a> {
     #[serde(borrow, default, rename = "netID")]
@@ -21,7 +21,7 @@ struct Summary<'a> {
     host: Cow<'a, str>,
 }
 
-/// Networks that a reading of all endpoints has found.
+/// Networks found in a read of all endpoints.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Networks with endpoints on the node.
@@ -30,7 +30,7 @@ pub(super) struct Found {
     pub(super) scattered: BTreeSet<NetworkId>,
 }
 
-/// Reads all endpoints for the networks of those on `host`. Retries without limit.
+/// Reads all endpoints to find the networks of those on `host`. Retries without limit.
 pub(super) async fn read(store: Store, host: HostName, status: watch::Sender<Status>) -> Found {
     let (mut backoff, mut failures) = (Backoff::default(), 0);
     loop {
@@ -68,14 +68,15 @@ impl Found {
     }
 }
 
-/// Whether the record is of an endpoint on one of the networks, is unreadable, or names no network.
+/// Reports whether the record belongs to an endpoint on one of the networks, is unreadable, or contains no network.
 pub(super) fn may_be_on(kv: &KeyValue, networks: &BTreeSet<NetworkId>) -> bool {
     summary(kv).is_none_or(|Summary { network, .. }| {
         network.is_empty() || networks.contains(&NetworkId::from(&*network))
     })
 }
 
-/// Whether the record names the network, none, or is unreadable. The latter are reported by the watches whose prefix they have.
+/// Reports whether the record contains this network or no network, or is unreadable. Unreadable records are reported by
+/// each watch whose prefix matches their key.
 pub(super) fn may_be_of(kv: &KeyValue, network: &NetworkId) -> bool {
     summary(kv).is_none_or(|summary| summary.network.is_empty() || summary.network == network.as_str())
 }

@@ -1,10 +1,11 @@
-//! Watches of what a node needs: the endpoints of its networks, and the policies of its groups, one for each.
+//! Watches of the parts of the store that a node needs: one for the endpoints of each of its networks, and one for the
+//! policies of each of its groups.
 //!
-//! At the start, all endpoints of the store are read once, page by page, for the networks of the node's own endpoints. Later
-//! endpoints of the node are attached by this process, which requests their networks and groups.
+//! At the start, all endpoints of the store are read once, page by page, to find the networks of the node's own
+//! endpoints. Later endpoints of the node are attached by this process, which requests their networks and groups.
 //!
-//! A node that needs many networks, because it routes between them, watches all endpoints instead: then a watch for each network
-//! would cost the store more than the endpoints of the others. The same with policies.
+//! A node that needs many networks, because it routes between them, watches all endpoints instead: otherwise one watch
+//! per network would cost the store more than the endpoints of the other networks. The same applies to policies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,24 +28,25 @@ use tokio_util::sync::CancellationToken;
 use super::endpoints::{Found, may_be_of, read};
 use crate::state::{Needs, Reader, Source};
 
-/// Maximum number of networks that have a watch each.
+/// Maximum number of networks with a separate watch.
 const MAX_NETWORKS: usize = 32;
-/// Maximum number of groups that have a watch each: the most pods that kubelet starts on a node, each in a group of its own.
+/// Maximum number of groups with a separate watch: the maximum number of pods that kubelet starts on a node, each in its
+/// own group.
 const MAX_GROUPS: usize = 110;
 
-/// Prefixes of the sources of which a node needs parts, in the order in which they are complete.
+/// Prefixes of the sources of which a node needs only parts, in the order in which they become complete.
 const PREFIXES: [&str; 2] = [ENDPOINTS, POLICIES];
 
-/// Time for which what the node does not need any more is kept: pods that are replaced come back.
+/// Time for which unneeded parts are kept, because replaced pods soon need them again.
 const UNNEEDED_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A change of the watches.
 pub(super) enum Event {
-    /// A watch is to be polled until its stream ends.
+    /// A new watch, which must be polled until its stream ends.
     Opened(Source, BoxStream<'static, Batch>),
-    /// The node does not need the source any more.
+    /// The node no longer needs the source.
     Forgotten(Source),
-    /// All that the node needs with this prefix has arrived for the first time.
+    /// Everything that the node needs with this prefix has arrived for the first time.
     Complete(&'static str),
 }
 
@@ -59,24 +61,24 @@ pub(super) struct NeededWatches {
     store: Store,
     host: HostName,
     reader: Reader,
-    /// The reading of all endpoints, while it runs.
+    /// The read of all endpoints, while it runs.
     reading: Option<BoxFuture<'static, Found>>,
     reading_status: watch::Receiver<Status>,
     found: Found,
     watches: BTreeMap<Source, NeededWatch>,
     /// Sources that the node needed at `interest`.
     needed: BTreeSet<Source>,
-    /// Prefixes with which the node needs so much that it watches all keys. This does not end.
+    /// Prefixes of which the node needs so many parts that it watches all keys, for the rest of the process's life.
     needs_all: BTreeSet<&'static str>,
     /// Value of [`Reader::interest`] at the last comparison.
     interest: Option<u64>,
     /// Needed sources without a watch.
     unopened: BTreeSet<Source>,
-    /// Watched sources that the node has not needed since.
+    /// Watched sources that the node does not need, with the time since then.
     unneeded: BTreeMap<Source, Instant>,
-    /// Sources in the state that earlier watches have delivered, and that may have no watch.
+    /// Sources in the state that earlier watches have delivered and that may have no watch now.
     earlier: BTreeSet<Source>,
-    /// Prefixes of which [`Event::Complete`] was not returned yet, the next one last.
+    /// Prefixes for which [`Event::Complete`] has not been returned yet; the next one is last.
     incomplete: Vec<&'static str>,
     changes_of_statuses: u64,
 }
@@ -108,7 +110,7 @@ impl NeededWatches {
         }
     }
 
-    /// Compares the watches with what the node needs, and returns the next change.
+    /// Compares the watches with the node's needs, and returns the next change.
     pub(super) fn update(&mut self) -> Option<Event> {
         if self.reading.is_some() {
             return self.open_policies();
@@ -136,7 +138,8 @@ impl NeededWatches {
         }
     }
 
-    /// Opens the next watch of policies, of which a state that was followed before needs some while all endpoints are read.
+    /// Opens the next watch of policies while all endpoints are still being read: a state from earlier watches already
+    /// needs some policies.
     fn open_policies(&mut self) -> Option<Event> {
         if self.interest.is_none() {
             self.compare();
@@ -163,7 +166,8 @@ impl NeededWatches {
         self.unneeded = unneeded.map(|source| (source.clone(), since(source))).collect();
     }
 
-    /// Sources of the needed parts, or of all keys with the prefix if there is no such list, now or before.
+    /// Returns the sources of the needed parts, or of all keys with the prefix if there is no list of parts, now or
+    /// before.
     fn parts_or_all<T>(
         &mut self,
         prefix: &'static str,
@@ -181,7 +185,8 @@ impl NeededWatches {
         }
     }
 
-    /// A source in the state that the node does not need, and has not needed for the time limit if it is watched.
+    /// Returns a source in the state that the node does not need. A watched source must have been unneeded for the time
+    /// limit.
     fn next_unneeded(&mut self) -> Option<Source> {
         while let Some(source) = self.earlier.pop_first() {
             if !self.watches.contains_key(&source) {
@@ -193,14 +198,14 @@ impl NeededWatches {
         expired.map(|(source, _)| source.clone())
     }
 
-    /// Notes that the batch returned next is the listing of the source.
+    /// Records that the batch returned next is the listing of the source.
     pub(super) fn listed(&mut self, source: &Source) {
         if let Some(watch) = self.watches.get_mut(source) {
             watch.is_listed = true;
         }
     }
 
-    /// Waits until [`update`](Self::update) may have something to do. Dropping the future loses nothing.
+    /// Waits until [`update`](Self::update) may return a change. Dropping the future loses nothing.
     pub(super) async fn changed(&mut self) {
         if let Some(reading) = &mut self.reading {
             self.found = reading.await;
@@ -209,7 +214,7 @@ impl NeededWatches {
             return;
         }
         let Some(interest) = self.interest else { return };
-        // Before, a listing comes with a batch.
+        // Until all are listed, each listing arrives with a batch.
         let are_replaced = self.are_listed();
         let expiry =
             self.unneeded.values().min().filter(|_| are_replaced).map(|since| *since + UNNEEDED_TIMEOUT);
@@ -269,8 +274,8 @@ impl NeededWatches {
         self.needed.iter().all(|source| self.watches.get(source).is_some_and(|watch| watch.is_listed))
     }
 
-    /// Whether all that the node needs has arrived. What it needs depends on the settings, networks and groups, and on its
-    /// endpoints.
+    /// Reports whether everything that the node needs has arrived. Its needs depend on the settings, networks and groups,
+    /// and on its endpoints.
     fn are_complete(&self) -> bool {
         let awaited = self.reader.awaited();
         awaited.iter().all(|source| PREFIXES.contains(&source.prefix())) && self.are_listed()

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::{decode::decode, endpoints::may_be_on, status_vteps};
 use crate::state::{Needs, Source, Update};
 
-/// The source of what is not read from the store.
+/// Source of objects that are not read from the store.
 const SOURCE: &str = "records";
 
-/// A record as the store has it, whose form is that of all releases.
+/// A record in the form that it has in the store, which all releases share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
@@ -44,11 +44,11 @@ impl From<Record> for KeyValue {
     }
 }
 
-/// Reads the records of which [`Sources`](super::Sources) make the state of a node that needs these.
+/// Reads the records from which [`Sources`](super::Sources) compute the state of a node with these needs.
 ///
 /// # Errors
 ///
-/// The store does not answer, or refuses a request.
+/// The store does not answer, or rejects a request.
 pub async fn list_records(store: &Store, needs: &Needs) -> Result<Vec<Record>, Error> {
     let mut read = vec![];
     for prefix in AGENT_PREFIXES {
@@ -66,7 +66,7 @@ pub async fn list_records(store: &Store, needs: &Needs) -> Result<Vec<Record>, E
     Ok(read.into_iter().map(Record::from).collect())
 }
 
-/// The state that consists of these records, as one snapshot.
+/// Returns the state that consists of these records, as one snapshot.
 pub fn snapshot_of(records: Vec<Record>) -> Vec<Update> {
     let records: Vec<KeyValue> = records.into_iter().map(KeyValue::from).collect();
     let revision = records.iter().map(|record| record.mod_revision).max().unwrap_or_default();
@@ -135,7 +135,7 @@ mod tests {
         let vtep = |host: &str, ip: &str| json!({ "host": host, "vtepIP": ip, "vxlanPort": 4789 });
         let settings = json!({ "id": "", "fwd-mode": "bridge", "arp-mode": "proxy" });
         let txn = put(Txn::new(), Key::MasterConfig.to_string(), &settings);
-        // Of the second network the node has no endpoint.
+        // The node has no endpoint on the second network.
         let txn = put_network(put_network(txn, 1, HOST), 2, "other");
         let txn = put(txn, "/contiv.io/oper/vtep/other", &vtep("other", "10.0.0.1"));
         let txn = put(txn, "/contiv.io/oper/node/earlier", &vtep("earlier", "10.0.0.2"));

@@ -1,7 +1,7 @@
 //! VTEPs in node statuses.
 //!
-//! Agents of releases without the records of VTEPs (`oper/vtep/`) write the VTEP to the node status only. Their nodes are
-//! reached by it while such an agent is stopped for longer than its lease, as in an upgrade.
+//! Agents of releases without VTEP records (`oper/vtep/`) write the VTEP only to the node status. Other nodes use it
+//! while such an agent is stopped for longer than its lease, as in an upgrade.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -23,7 +23,7 @@ pub(super) async fn complete(store: &Store, snapshot: Vec<Update>) -> Vec<Update
     with_statuses(snapshot, &list(store).await)
 }
 
-/// The node statuses; none if the store refuses them. Waits until the store answers.
+/// Returns the node statuses; none if the store rejects the request. Waits until the store answers.
 pub(super) async fn list(store: &Store) -> Vec<KeyValue> {
     loop {
         match store.list(STATUSES).await {
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(vteps.collect::<Vec<_>>(), expected);
         assert!(matches!(batch.updates.first().unwrap().event, Event::Init));
         assert!(matches!(batch.updates.last().unwrap().event, Event::InitDone));
-        // A record replaces what the status says.
+        // A record takes precedence over the status.
         let moved = Txn::new().put("/contiv.io/oper/vtep/old", body("old", "10.0.0.3"));
         let _committed = store.commit(moved).await.unwrap();
         let batch = next(&mut sources).await;

@@ -34,7 +34,7 @@ pub struct Batch {
     pub relisted: Option<Relisted>,
     /// True if the watch was lost and continues.
     pub resumed: bool,
-    /// Present if the batch tells the cluster's identity: `None` if the store has none.
+    /// Present if the batch contains the cluster's identity: `Some(None)` if the store has none.
     pub identity: Option<Option<String>>,
     /// Newest put of the batch.
     pub newest: Option<Put>,
@@ -47,9 +47,9 @@ pub struct Batch {
 pub enum BatchKind {
     /// The updates are changes of the source.
     Updates,
-    /// The state has what the node needs of the source; there are no updates.
+    /// The state has everything that the node needs of the source; there are no updates.
     Complete,
-    /// The node does not need the source any more; there are no updates.
+    /// The node no longer needs the source; there are no updates.
     Forgotten,
 }
 
@@ -104,7 +104,7 @@ impl Batch {
         Batch { source, kind, relisted, resumed, identity, newest, updates: vec![] }
     }
 
-    /// Applies the updates in one step: a transaction is in one batch, so no plan has a part of it.
+    /// Applies the updates in one step: a transaction is in one batch, so that no plan contains only a part of it.
     pub fn apply(self, writer: &mut Writer) {
         match self.kind {
             BatchKind::Updates => writer.apply_all(self.updates),
@@ -113,7 +113,7 @@ impl Batch {
         }
     }
 
-    /// Store and revision that the batch leads to; the cluster id is known after a listing only.
+    /// Returns the store and revision after the batch. The cluster id is known only after a listing.
     pub fn position(&self) -> (Option<u64>, i64) {
         match &self.relisted {
             Some(Relisted { position: Position { cluster, revision }, .. }) => (Some(*cluster), *revision),
@@ -122,7 +122,7 @@ impl Batch {
     }
 }
 
-/// What the updates tell about the cluster's identity.
+/// Returns the cluster's identity if the updates contain it.
 fn identity(updates: &[contiv_store::Update]) -> Option<Option<String>> {
     let path = Key::ClusterIdentity.to_string();
     let told = updates.iter().rev().find_map(|update| match &update.event {
@@ -136,7 +136,8 @@ fn identity(updates: &[contiv_store::Update]) -> Option<Option<String>> {
     told.or_else(|| is_first.then_some(None))
 }
 
-/// The cluster's identity in the value of [`Key::ClusterIdentity`]; an unreadable value is an identity of its own.
+/// Returns the cluster's identity in the value of [`Key::ClusterIdentity`]. An unreadable value counts as a different
+/// identity.
 pub fn identity_in(value: &KeyValue) -> String {
     let body = serde_json::from_slice::<ClusterIdentity>(&value.value);
     body.map_or_else(|_| String::from_utf8_lossy(&value.value).into_owned(), |body| body.id)
@@ -165,7 +166,7 @@ impl Sources {
         Sources { batches, statuses, needed: NeededWatches::new(store.clone(), host, reader) }
     }
 
-    /// The next batch. The previous one must have been applied to the state: what the node needs follows from it.
+    /// Returns the next batch. The previous one must have been applied to the state, which determines the node's needs.
     /// The stream does not end while the store client exists. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Batch> {
         loop {
@@ -206,7 +207,7 @@ impl Sources {
     }
 }
 
-/// Adds the VTEPs that are in node statuses only to the first snapshot of the VTEPs.
+/// Adds the VTEPs that are only in node statuses to the first snapshot of the VTEPs.
 async fn complete(store: Store, mut batch: Batch) -> Batch {
     let is_first = batch.updates.first().is_some_and(|update| matches!(update.event, Event::Init));
     if is_first && batch.source.prefix() == NODE_VTEPS {

@@ -14,7 +14,7 @@ use crate::{
 const HOST: &str = "h";
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An agent's state, and the store that it follows.
+/// An agent's state, and the store that it reads.
 struct Scene {
     store: Store,
     sources: Sources,
@@ -73,7 +73,7 @@ impl Scene {
         self.put(&key, body).await;
     }
 
-    /// Follows the store until the state is as expected.
+    /// Applies the store until the state is as expected.
     async fn until(&mut self, expected: impl Fn(&State) -> bool) {
         let follow = async {
             while !self.reader.with(&expected) {
@@ -85,7 +85,7 @@ impl Scene {
         assert!(result.is_ok(), "timeout, with {endpoints:?}");
     }
 
-    /// Follows the store until every source has delivered a snapshot.
+    /// Applies the store until every source has delivered a snapshot.
     async fn synced(&mut self) {
         while !self.reader.awaited().is_empty() {
             let batch = timeout(TIMEOUT, self.sources.next()).await.unwrap();
@@ -93,7 +93,7 @@ impl Scene {
         }
     }
 
-    /// New watches for the same state, as after a store that was regressed.
+    /// Opens new watches for the same state, as after a regression of the store.
     fn watch_again(&mut self) {
         self.sources = Sources::new(&self.store, HOST.into(), self.reader.clone());
     }
@@ -179,14 +179,14 @@ async fn an_interface_comes_before_the_record_of_its_network() {
     scene.until(has("n1.t-e1")).await;
 }
 
-/// Also of a network whose own record is unreadable: the datapath may have them.
+/// This includes a network whose own record is unreadable: the datapath may have its endpoints.
 #[tokio::test]
 async fn unreadable_endpoints_of_needed_networks_are_known() {
     let mut scene = Scene::new().await;
     scene.attacher.attach(&"n1.t-e2".into(), Attachment::of_pod("vvport1"));
     scene.attacher.attach(&"n2.t-e2".into(), Attachment::of_pod("vvport2"));
     scene.put(&Key::Network("n2.t".into()), b"{".to_vec()).await;
-    // No JSON, and no network.
+    // Invalid JSON, and no network.
     for (id, body) in [("n1.t-e2", "{"), ("n1.t-e3", r#"{"id":"n1.t-e3"}"#), ("n2.t-e2", "{")] {
         scene.put(&Key::Endpoint(id.into()), body.into()).await;
     }
@@ -196,7 +196,7 @@ async fn unreadable_endpoints_of_needed_networks_are_known() {
         scene.reader.with(|state| state.unreadable().map(ToString::to_string).collect());
     let expected = ["nets/n2.t", "eps/n1.t-e2", "eps/n1.t-e3", "eps/n2.t-e2"];
     assert_eq!(unreadable, expected.map(|key| format!("/contiv.io/state/{key}")));
-    // The last valid version stays, also if the next one names no network.
+    // The last valid version is kept, even if the next one contains no network.
     scene.put(&Key::Endpoint("n1.t-e1".into()), b"{}".to_vec()).await;
     scene.put_endpoint("n1.t", "e4", "other").await;
     scene.until(has("n1.t-e4")).await;
@@ -212,12 +212,12 @@ async fn endpoints_of_earlier_watches_are_not_mistaken_for_current_ones() {
     assert_eq!(scene.endpoints(), ["n0.t-e1", "n0.t-e2", "n1.t-e1"]);
     drop(request);
     scene.watch_again();
-    // Before the time limit for networks that the node does not need any more.
+    // This happens before the time limit for unneeded networks.
     let since = Instant::now();
     scene.until(|state| !has("n1.t-e1")(state)).await;
     assert!(since.elapsed() < UNNEEDED_TIMEOUT, "{:?}", since.elapsed());
     assert!(!scene.reader.sources(ENDPOINTS).contains(&Source::Endpoints("n1.t".into())));
-    // What is needed has not been removed in between, and is followed.
+    // Needed parts have not been removed meanwhile, and are watched.
     assert_eq!(scene.endpoints(), ["n0.t-e1", "n0.t-e2"]);
     scene.put_endpoint("n0.t", "e3", "other").await;
     scene.put_endpoint("n1.t", "e3", "other").await;
@@ -234,7 +234,7 @@ async fn an_endpoint_whose_id_moves_to_another_network_is_not_lost() {
     scene.put_endpoint("n0.t", "b-c", "other").await;
     scene.synced().await;
     for network in ["n0.t-b", "n0.t"].into_iter().cycle().take(20) {
-        // Both are at the key n0.t-b-c.
+        // Both endpoints have the key n0.t-b-c.
         let name = "n0.t-b-c".strip_prefix(network).unwrap().trim_start_matches('-');
         scene.delete(&Key::Endpoint("n0.t-b-c".into())).await;
         scene.put_endpoint(network, name, "other").await;
@@ -259,7 +259,7 @@ async fn a_node_that_needs_many_networks_watches_all_endpoints() {
     let request = |number| scene.attacher.request(&format!("m{number}.t").as_str().into(), None);
     let requests: Vec<_> = (0..MAX_NETWORKS).map(request).collect();
     let all = ["n0.t-e1", "n0.t-e2", "n1.t-e1", "n2.t-e1"];
-    // The network's watch ends when there is another one.
+    // The network's watch ends when the watch of all networks replaces it.
     let is_replaced = |scene: &Scene| scene.reader.sources(ENDPOINTS) == [ENDPOINTS.into()].into();
     while !is_replaced(&scene) {
         assert_eq!(scene.endpoints()[..2], all[..2]);
@@ -267,7 +267,7 @@ async fn a_node_that_needs_many_networks_watches_all_endpoints() {
         batch.unwrap().apply(&mut scene.writer);
     }
     assert_eq!(scene.endpoints(), all);
-    // The same with new watches, though the node needs one network only.
+    // The same with new watches, although the node needs only one network.
     drop(requests);
     for round in 0..2 {
         scene.put_endpoint("n0.t", &format!("new{round}"), "other").await;

@@ -53,7 +53,7 @@ fn policy_sources(scene: &Scene) -> Vec<String> {
     scene.reader.sources(POLICIES).iter().map(ToString::to_string).collect()
 }
 
-/// Groups that wait for their policies on the node, by the plan.
+/// Returns the groups that wait for their policies on the node, according to the plan.
 fn waiting(scene: &Scene) -> Vec<group::GroupNumber> {
     let node = Node { host: HOST.into(), vtep: std::net::Ipv4Addr::LOCALHOST.into() };
     let blocked = scene.reader.with(|state| plan::blocked_groups(state, &node));
@@ -87,7 +87,7 @@ async fn a_node_has_the_policies_of_its_own_groups() {
     assert_eq!(policy_sources(&scene), ["/contiv.io/state/policy/t:g1:"]);
     assert_eq!([1, 2, 3].map(|number| policies_on(&scene, number)), [1, 0, 0]);
     assert_eq!(waiting(&scene), []);
-    // They are followed.
+    // The policies are watched.
     scene.delete(&policy("g1", 1).0).await;
     scene.until(|state| state.policies_on(number(1)).next().is_none()).await;
     scene.put_object(policy("g1", 1)).await;
@@ -127,7 +127,7 @@ async fn a_group_is_closed_until_its_policies_arrive() {
     assert_eq!(waiting(&scene), []);
 }
 
-/// Also if there are none.
+/// This includes a group that has no policies.
 #[tokio::test]
 async fn a_group_without_policies_is_known_when_they_are_listed() {
     let mut scene = Scene::with_groups().await;
@@ -138,7 +138,7 @@ async fn a_group_without_policies_is_known_when_they_are_listed() {
     assert!(scene.reader.with(lacks));
     scene.until(|state| !lacks(state)).await;
     drop(request);
-    // Before the time limit for what the node does not need any more.
+    // This happens before the time limit for unneeded parts.
     scene.watch_again();
     let since = Instant::now();
     scene.until(lacks).await;
@@ -177,14 +177,14 @@ async fn a_node_with_many_groups_watches_all_policies() {
         scene.attacher.request(&"n0.t".into(), Some(&group.as_str().into()))
     };
     let requests: Vec<_> = (0..MAX_GROUPS).map(request).collect();
-    // The group's watch ends when there is another one.
+    // The group's watch ends when the watch of all policies replaces it.
     while policy_sources(&scene) != [POLICIES] {
         assert_eq!((policies_on(&scene, 1), waiting(&scene)), (1, vec![]));
         let batch = timeout(TIMEOUT, scene.sources.next()).await.unwrap();
         batch.unwrap().apply(&mut scene.writer);
     }
     assert_eq!([1, 2, 3].map(|number| policies_on(&scene, number)), [1; 3]);
-    // The same with new watches, though the node needs one group only.
+    // The same with new watches, although the node needs only one group.
     drop(requests);
     for round in 0..2 {
         let name = format!("late{round}");
@@ -197,7 +197,7 @@ async fn a_node_with_many_groups_watches_all_policies() {
     }
 }
 
-/// A store that was regressed has other rules, perhaps, and the pods run.
+/// A regressed store may have other rules, and the pods run.
 #[tokio::test]
 async fn policies_of_a_known_state_are_followed_at_once() {
     let mut scene = Scene::with_groups().await;
