@@ -13,14 +13,14 @@ use axum::{
 };
 use tokio::{sync::Semaphore, time::timeout};
 
-/// Number of requests of one route that are carried out at a time.
+/// Maximum number of requests of one route that run at a time.
 const MAX_REQUESTS: usize = 2;
-/// Time limit for a further request to be admitted.
+/// Time limit for another request to be admitted.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a body, in bytes.
 const MAX_BODY: usize = 64 << 10;
 
-/// Limits the requests of a route that are carried out at a time.
+/// Limits the number of requests of a route that run at a time.
 pub(super) fn limited<S: Clone + 'static>(route: MethodRouter<S>) -> MethodRouter<S> {
     let free = Arc::new(Semaphore::new(MAX_REQUESTS));
     route.layer(middleware::from_fn_with_state(free, admit))
@@ -28,7 +28,7 @@ pub(super) fn limited<S: Clone + 'static>(route: MethodRouter<S>) -> MethodRoute
 
 async fn admit(State(free): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    // A client that sends its body slowly takes no permit meanwhile.
+    // A client that sends its body slowly holds no permit meanwhile.
     match to_bytes(body, MAX_BODY).await {
         Ok(body) => carry_out(free, next.run(Request::from_parts(head, Body::from(body)))).await,
         Err(error) => {
@@ -38,8 +38,8 @@ async fn admit(State(free): State<Arc<Semaphore>>, request: Request, next: Next)
     }
 }
 
-/// Carries out a request when a permit is free. It runs to its end even if the client disconnects: a table that is being read is
-/// read as a whole, and the permit is held meanwhile.
+/// Runs a request when a permit is free. It runs to its end even if the client disconnects: a table is always read
+/// completely, and the permit is held meanwhile.
 async fn carry_out(
     free: Arc<Semaphore>,
     request: impl Future<Output = Response> + Send + 'static,

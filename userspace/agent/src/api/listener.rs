@@ -1,5 +1,5 @@
-//! TCP connections of the API. Pods reach the address by infra networks, so clients must not use up the agent's file
-//! descriptors.
+//! TCP connections of the API. Pods can reach the address through infra networks, so clients must not exhaust the agent's
+//! file descriptors.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -19,17 +19,20 @@ use tokio::{
 };
 use tokio_io_timeout::TimeoutStream;
 
-/// Open connections. Further ones wait until one of them is closed.
+/// Maximum number of open connections. Further ones wait until a connection is closed.
 const MAX_CONNECTIONS: usize = 256;
-/// Open connections of one client address. Further ones are closed at once, so that one client does not lock out others.
+/// Maximum number of open connections of one client address. Further ones are closed at once, so that one client does not
+/// lock out others.
 const MAX_PER_ADDRESS: usize = 32;
-/// Open connections of all loopback addresses together: a process on the node may use any of them.
+/// Maximum number of open connections of all loopback addresses together: a process on the node may use any of these
+/// addresses.
 const MAX_LOOPBACK: usize = MAX_CONNECTIONS / 2;
 /// Time limit for the headers of a request, for an idle connection, and for each write of a response to a slow client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Seconds without traffic after which a client is probed, and between probes. A stream of events may have nothing to say for long.
+/// Seconds without traffic after which a client is probed, and between probes. A stream of events may be idle for a long
+/// time.
 const KEEPALIVE: u32 = 30;
-/// Probes without an answer after which a client is gone.
+/// Number of unanswered probes after which a connection is closed.
 const KEEPALIVE_PROBES: u32 = 3;
 /// Delay after `accept` failed, usually because no file descriptor was free.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -93,7 +96,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, app: Router) {
     }
 }
 
-/// Ends connections whose client has gone without a word.
+/// Closes connections whose client has vanished without closing them.
 fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &KEEPALIVE)?;
@@ -112,7 +115,7 @@ mod tests {
     use super::*;
 
     const SOON: Duration = Duration::from_secs(10);
-    /// Waits for something that must not happen.
+    /// Time to wait for something that must not happen.
     const A_MOMENT: Duration = Duration::from_millis(200);
 
     async fn start(max_connections: usize, limits: ClientLimits) -> SocketAddr {
@@ -149,7 +152,7 @@ mod tests {
             open.push(stream);
         }
         assert_eq!(ask(&mut connect("127.0.0.3", address).await).await, "");
-        // A closed connection makes room.
+        // A closed connection admits another one.
         drop(open.pop());
         let answered = async {
             while ask(&mut connect("127.0.0.3", address).await).await.is_empty() {

@@ -107,13 +107,13 @@ pub struct Condition<'a> {
     pub status: &'a Status,
     /// Number of degraded conditions.
     pub degraded: usize,
-    /// Number of attachments that CNI requests are making or deleting, or have left to be deleted.
+    /// Number of attachments that CNI requests are creating or deleting, or have left to be deleted.
     pub unfinished: usize,
     /// BGP session.
     pub bgp: &'a Report,
-    /// Whether the store is regressed.
+    /// The store is regressed.
     pub regressed: bool,
-    /// Whether all watches of the store are connected.
+    /// All watches of the store are connected.
     pub store_connected: bool,
 }
 

@@ -38,7 +38,7 @@ struct Inner {
     telemetry: Option<Arc<dyn Telemetry>>,
     host: HostName,
     reader: Reader,
-    /// Where the task that reads events sends them, while it is running. Its subscribers see the end of their events when it fails.
+    /// Channel of the task that reads events, while it runs. If the task fails, the subscribers' streams end.
     running: Mutex<Option<broadcast::Sender<NamedEvent>>>,
 }
 
@@ -74,7 +74,7 @@ impl Monitor {
         self.0.telemetry.as_ref().map_or(Ok(Counters::default()), |telemetry| telemetry.counters())
     }
 
-    /// Subscribes to events from now on.
+    /// Subscribes to events from this time on.
     pub fn subscribe(&self) -> Result<broadcast::Receiver<NamedEvent>, MonitorError> {
         let telemetry = self.0.telemetry.as_ref().ok_or(MonitorError::Unsupported)?;
         let mut running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,7 +94,7 @@ impl Monitor {
     /// Reads and distributes events while there are subscribers.
     async fn distribute(self, mut events: Box<dyn PacketEvents>, subscribers: broadcast::Sender<NamedEvent>) {
         let mut tick = interval(REFRESH_INTERVAL);
-        // An event may be ready before the first tick.
+        // An event may be available before the first tick.
         let mut names = self.0.reader.with(Names::from_state);
         let mut lost = 0;
         loop {

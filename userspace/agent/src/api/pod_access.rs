@@ -1,4 +1,4 @@
-//! Access of pods to the API. They reach the node by infra networks, and by host access.
+//! Access of pods to the API. They reach the node through infra networks and host access.
 
 use std::net::IpAddr;
 
@@ -16,10 +16,10 @@ const OPEN: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
 /// The client is or may be a pod.
 const ENDPOINT: &str = "not open to endpoints; ask from a node";
-/// The client is not this node, and it is not known which addresses pods have.
+/// The client is not this node, and the addresses of pods are not known yet.
 const UNKNOWN: &str = "the addresses of endpoints are not known yet; ask from this node";
 
-/// Why a request of a client with this address is refused; `None` if it is served.
+/// Returns the reason why a request of a client with this address is refused; `None` if it is served.
 pub(super) fn refusal(path: &str, from: IpAddr, reader: &Reader) -> Option<&'static str> {
     let from = from.to_canonical();
     if OPEN.contains(&path) || from.is_loopback() {
@@ -34,7 +34,8 @@ pub(super) fn refusal(path: &str, from: IpAddr, reader: &Reader) -> Option<&'sta
     }
 }
 
-/// As [`refusal`], for a path that is not open, and an address that is not of loopback. `own` are the addresses of this node.
+/// Like [`refusal`], for a path that is not open to pods, and an address that is not a loopback address. `own` contains
+/// the addresses of this node.
 fn refusal_of(from: IpAddr, own: &[(String, IpNet)], reader: &Reader) -> Option<&'static str> {
     if is_link_local(from) || is_behind_host_port(from, own) {
         return Some(ENDPOINT);
@@ -46,7 +47,7 @@ fn refusal_of(from: IpAddr, own: &[(String, IpNet)], reader: &Reader) -> Option<
     reader.with(|state| is_assigned(state, from)).then_some(ENDPOINT)
 }
 
-/// Pods have link-local addresses as well, which are not in their records.
+/// Pods also have link-local addresses, which are not in their records.
 fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),
@@ -54,21 +55,21 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// Whether the kernel has the address behind the port of host access. The port has the subnet of an earlier process or of earlier
-/// settings until the router changes it.
+/// Reports whether the kernel reaches the address through the port of host access. Until the router changes it, the port
+/// has the subnet of an earlier process or of earlier settings.
 fn is_behind_host_port(address: IpAddr, own: &[(String, IpNet)]) -> bool {
     let mut ports = own.iter().filter(|(interface, _)| interface == HOST_PORT);
     ports.any(|(_, port)| port.contains(&address) && port.addr() != address)
 }
 
-/// Whether the state tells which addresses endpoints have. netmaster fills in the forward mode after its start.
+/// Reports whether the state contains the addresses of all endpoints. netmaster sets the forward mode after its start.
 fn is_complete(reader: &Reader) -> bool {
     let has_settings = |state: &State| state.config().is_some_and(|config| !config.fwd_mode.is_empty());
     reader.awaited().is_empty() && reader.with(has_settings)
 }
 
-/// Whether the address is assigned to an endpoint, or may be: of networks that the node does not need, the state has no
-/// endpoints, and of unreadable records it has no addresses.
+/// Reports whether the address is or may be assigned to an endpoint: the state has no endpoints of networks that the node
+/// does not need, and no addresses of unreadable records.
 fn is_assigned(state: &State, address: IpAddr) -> bool {
     let is_unknown =
         |network: &Network| network.contains(address) && state.on_network(&network.id).next().is_none();
@@ -78,8 +79,8 @@ fn is_assigned(state: &State, address: IpAddr) -> bool {
         || state.is_unreadable_address(address)
 }
 
-/// Whether the address is one by which host access leads from a pod to the kernel, in no record. The kernel itself has one of the
-/// private subnet, too.
+/// Reports whether the address is a pod's private address of host access, which is in no record. The kernel's own address
+/// is also in the private subnet.
 fn is_private(state: &State, address: IpAddr) -> bool {
     let IpAddr::V4(address) = address else { return false };
     let subnet = state.private_subnet().filter(|subnet| subnet.contains(&address));
@@ -173,7 +174,7 @@ mod tests {
         }
     }
 
-    /// The node is served all the time.
+    /// Requests of the node are always served.
     #[test]
     fn only_the_node_is_served_before_the_addresses_of_pods_are_known() {
         let own = [("lo", "127.0.0.1/8"), ("eth0", "192.0.2.2/24"), (HOST_PORT, "172.19.255.254/16")];
@@ -190,7 +191,7 @@ mod tests {
         }
         assert_eq!(refusals(&complete([])), unknown, "without settings");
         assert_eq!(refusals(&complete([settings("")])), unknown, "netmaster has not filled them in");
-        // The port of host access remains, although it is not in the settings.
+        // The port of host access remains, although host access is not in the settings.
         let known = [None, None, None, None, Some(ENDPOINT)];
         assert_eq!(refusals(&complete([settings("bridge")])), known);
     }
@@ -212,10 +213,10 @@ mod tests {
             let addresses = ["10.1.0.2", "192.0.2.1", "192.0.2.2"].map(|address| address.parse().unwrap());
             addresses.map(|address| is_assigned(state, address))
         };
-        // An endpoint of the network has any address of it.
+        // The unreadable endpoint may have any address of its network.
         state.reject(&Key::Endpoint("here.t-e2".into()));
         assert_eq!(assigned(&state), [true, false, false]);
-        // Of a network not even the subnet is known. The last address is that of a node.
+        // Not even the subnet of the unreadable network is known. The last address is that of a node.
         let vtep = Vtep { host: "h".into(), address: [192, 0, 2, 2].into(), port: 4789, since: 0 };
         state.set(&Key::NodeVtep("h".into()), Some(ClusterObject::Node(vtep)));
         state.reject(&Key::Network("unreadable.t".into()));
@@ -237,7 +238,7 @@ mod tests {
         set(&mut state, "routing");
         assert_eq!(assigned(&state), [false; 5]);
         state.allow_host_access();
-        // The kernel has the third address.
+        // The third address is that of the kernel.
         assert_eq!(assigned(&state), [true, true, false, false, false]);
         set(&mut state, "bridge");
         assert_eq!(assigned(&state), [false; 5]);

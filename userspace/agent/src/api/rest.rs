@@ -83,7 +83,7 @@ pub struct Parts {
     pub continuity: Continuity,
     /// BGP session.
     pub bgp: watch::Receiver<bgp::Report>,
-    /// What is not in effect of the routing of VLAN networks.
+    /// Parts of the VLAN routing that are not in effect.
     pub routing: watch::Receiver<Vec<String>>,
     /// Sends requests to the datapath's owner.
     pub inspect: mpsc::Sender<Inspection>,
@@ -113,13 +113,14 @@ struct Readiness {
     /// Last error of the datapath.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// Why the state may be stale.
+    /// Reason why the state may be stale.
     #[serde(skip_serializing_if = "Option::is_none")]
     store: Option<String>,
 }
 
 impl Parts {
-    /// Debug dump of the datapath; `None` while the agent stops, or if the datapath stays busy for longer than the timeout.
+    /// Returns the debug dump of the datapath; `None` while the agent stops, or if the datapath is busy for longer than
+    /// the timeout.
     async fn dump(&self) -> Option<Value> {
         let (reply, answer) = oneshot::channel();
         let request = async {
@@ -129,7 +130,7 @@ impl Parts {
         timeout(DUMP_TIMEOUT, request).await.ok().flatten()
     }
 
-    /// Statistics of the datapath; `None` if it stays busy for longer than the timeout.
+    /// Returns the statistics of the datapath; `None` if it is busy for longer than the timeout.
     async fn stats(&self) -> Option<Stats> {
         let (reply, answer) = oneshot::channel();
         let request = async {
@@ -215,7 +216,7 @@ impl Server {
 
     /// Serves requests until `stop` is cancelled.
     pub async fn run(self, parts: Parts, stop: CancellationToken) -> io::Result<()> {
-        // Each has its own limits: clients of the address do not lock out those of the socket.
+        // Each has its own limits, so that clients of the address do not lock out those of the socket.
         let (local, remote) = (router(parts.clone()), router(parts.clone()));
         // Pods cannot open the socket.
         let remote = remote.layer(middleware::from_fn_with_state(parts, refuse_pods));
@@ -247,8 +248,8 @@ fn router(parts: Parts) -> Router {
         .with_state(parts)
 }
 
-/// Refuses requests of pods, which reach the node by infra networks and host access, except for health checks and metrics. Until it is
-/// known which addresses pods have, refuses all clients but the node itself.
+/// Refuses requests of pods, which reach the node through infra networks and host access, except for health checks and
+/// metrics. Until the addresses of pods are known, refuses all clients except the node itself.
 async fn refuse_pods(
     State(parts): State<Parts>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -321,7 +322,7 @@ async fn inspect(State(parts): State<Parts>) -> Response {
     Json(dump).into_response()
 }
 
-/// Answers like the original: status 500 if no speaker runs.
+/// Answers like the original Contiv: status 500 if no speaker runs.
 async fn inspect_bgp(State(parts): State<Parts>) -> Response {
     match bgp::inspect(&parts.bgp.borrow()) {
         Some(answer) => Json(answer).into_response(),
@@ -376,7 +377,7 @@ async fn services(State(parts): State<Parts>) -> Response {
     }
 }
 
-/// Answers like the original: `null`, or status 500 if the endpoint is not on this node.
+/// Answers like the original Contiv: `null`, or status 500 if the endpoint is not on this node.
 async fn reclaim(State(parts): State<Parts>, extract::Path(id): extract::Path<String>) -> Response {
     let refuse = |why: String| (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")).into_response();
     match parts.pods.reclaim(&EndpointId::from(id.as_str())).await {

@@ -1,4 +1,4 @@
-//! `/svcstats`: traffic between clients and services in the original's JSON format (INVENTORY 5.7).
+//! `/svcstats`: traffic between clients and services in the JSON format of the original Contiv (INVENTORY 5.7).
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ impl Stats {
 /// Aggregates connections by client and service.
 pub(super) fn service_stats(connections: &[Connection]) -> ServiceStats {
     let mut sorted: Vec<&Connection> = connections.iter().collect();
-    // The first port of an address uses the address alone as its key, like the original.
+    // The first port of an address uses the address alone as its key, like the original Contiv.
     sorted.sort_by_key(|connection| (connection.client, connection.service, connection.protocol));
     let mut stats = ServiceStats::new();
     for connection in sorted {

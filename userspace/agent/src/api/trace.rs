@@ -1,4 +1,4 @@
-//! `/trace`: follows a packet through the datapath of this node.
+//! `/trace`: traces a packet through the datapath of this node.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ enum Failure {
     /// The packet cannot be traced.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// No answer.
+    /// The datapath has not answered.
     #[error("trace: the datapath did not answer within {TRACE_TIMEOUT:?}, or the agent is stopping; retry")]
     NoAnswer,
 }
@@ -72,12 +72,12 @@ pub(super) struct Tracer {
     pub(super) datapath: Kind,
 }
 
-/// The route. Its limit is its own: traces do not keep scrapes out.
+/// Returns the route. It has its own limit, so that traces do not block scrapes.
 pub(super) fn route<S>(tracer: Tracer) -> MethodRouter<S> {
     limited(post(answer)).with_state(tracer)
 }
 
-/// Follows a packet through the datapath.
+/// Traces a packet through the datapath.
 async fn answer(State(tracer): State<Tracer>, body: Bytes) -> Response {
     match trace(&tracer.inspect, &tracer.host, tracer.datapath, &body).await {
         Ok(trace) => Json(trace).into_response(),
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::datapath::{Error, trace::Unresolved};
 
-    /// Status and text of a trace to which the datapath's owner gives this answer.
+    /// Returns status and text of a trace that ends with this error.
     async fn answered(body: &'static str, error: impl FnOnce() -> TraceError) -> (u16, String) {
         let (inspect, mut inspections) = mpsc::channel(1);
         let (body, host) = (Bytes::from_static(body.as_bytes()), "node1".into());
@@ -166,7 +166,7 @@ mod tests {
         let app: Router = Router::new().route("/trace", route(tracer));
         let app = TowerToHyperService::new(app);
         let ask = || Box::pin(app.call(Request::post("/trace").body(Body::from(BODY)).unwrap()));
-        // The datapath does not answer meanwhile.
+        // The datapath has not answered yet.
         let (refused, ..) = select_all([ask(), ask(), ask()]).await;
         let refused = refused.unwrap();
         assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);

@@ -44,7 +44,7 @@ struct Endpoint {
 
 type CounterFamily<L> = Family<L, Counter>;
 
-/// Label value for the rules or services without a series of their own.
+/// Label value for the rules or services without a separate series.
 const OTHER: &str = "other";
 
 pub(super) fn register_rules(registry: &mut Registry, counters: &CounterSeries) {

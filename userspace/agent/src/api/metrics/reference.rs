@@ -1,4 +1,4 @@
-//! The page of the reference. Families without a sample are not encoded, so each has one here.
+//! The metrics page of the reference. Families without a sample are not encoded, so each has one here.
 
 use std::{
     convert::Infallible,
@@ -74,7 +74,7 @@ pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
     (recorded, status, Measurements { stats, counters, pods, tracking: Some(Tracking { used: 10, max: 11 }) })
 }
 
-/// The condition of an agent with one degraded condition, and two attachments that are left.
+/// The condition of an agent with one degraded condition, and two unfinished attachments.
 pub(super) fn condition<'a>(status: &'a Status, bgp: &'a Report) -> Condition<'a> {
     Condition {
         datapath: Kind::Ebpf,

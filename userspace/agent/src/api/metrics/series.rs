@@ -1,5 +1,5 @@
-//! Assignment of rules and services to a bounded number of series. A series does not fall while its objects exist: Prometheus takes a
-//! counter that falls for one that began again at zero, and adds its whole value.
+//! Assignment of rules and services to a bounded number of series. A series does not decrease while its objects exist:
+//! Prometheus interprets a decrease as a reset to zero, and adds the whole new value.
 
 use std::{
     collections::BTreeMap,
@@ -10,8 +10,8 @@ use contiv_model::name::RuleId;
 
 use crate::datapath::telemetry::{Counters, ServiceCounters, ServicePort, TableUsage, Traffic};
 
-/// Maximum number of series for rules, and for service ports. A further series has the sum of the remaining ones. Endpoints have a
-/// series each: their number is bounded by the node's ports.
+/// Maximum number of series for rules, and for service ports. One more series contains the sum of the other objects. Each
+/// endpoint has its own series: their number is bounded by the node's ports.
 pub(super) const MAX_SERIES: usize = 1000;
 
 /// Counters of one object.
@@ -41,7 +41,7 @@ impl Counts for ServiceCounters {
 pub(super) struct Series<K, V> {
     /// Series of single objects, in the order of their names.
     pub(super) named: Vec<(K, V)>,
-    /// Series of all others; `None` if there was never one.
+    /// Series of all other objects; `None` if there has never been one.
     pub(super) other: Option<V>,
 }
 
@@ -55,9 +55,9 @@ impl<K, V> Default for Series<K, V> {
 #[derive(Debug)]
 struct SeriesTable<K, V> {
     objects: BTreeMap<K, Object<V>>,
-    /// Sum of the increases of all objects without a series of their own, including those that are gone.
+    /// Sum of the increases of all objects without a separate series, including removed ones.
     other: Option<V>,
-    /// Maximum number of objects with a series of their own.
+    /// Maximum number of objects with a separate series.
     limit: usize,
 }
 
@@ -65,7 +65,7 @@ struct SeriesTable<K, V> {
 struct Object<V> {
     /// Counters when they were last read.
     last: V,
-    /// Sum of the increases, if the object has a series of its own. It keeps it as long as it exists.
+    /// Sum of the increases, if the object has a separate series, which it keeps as long as it exists.
     own: Option<V>,
 }
 
@@ -74,7 +74,7 @@ impl<K: Ord + Clone, V: Counts> SeriesTable<K, V> {
         SeriesTable { objects: BTreeMap::new(), other: None, limit }
     }
 
-    /// Adds what the counters have increased by since the last call. Objects without counters no longer exist.
+    /// Adds the increases of the counters since the last call. Objects without counters no longer exist.
     fn update(&mut self, counters: Vec<(K, V)>) -> Series<K, V> {
         let mut sums = BTreeMap::<K, V>::new();
         for (key, counts) in counters {
@@ -90,7 +90,8 @@ impl<K: Ord + Clone, V: Counts> SeriesTable<K, V> {
                 free = free.saturating_sub(1);
                 Object { last: V::default(), own }
             });
-            // A counter that is a sum falls if a part is gone, such as one of several groups with a rule. Nothing was counted then.
+            // A counter that is a sum decreases if a part is removed, such as one of several groups with a rule. In this
+            // case the increase is zero.
             let increase = now.zip(object.last, u64::saturating_sub);
             object.last = now;
             let total = match &mut object.own {
@@ -130,7 +131,7 @@ impl Default for Tables {
 }
 
 impl SeriesTables {
-    /// Adds the counters that `read` returns. One thread reads at a time: the counters that it has read are the newest.
+    /// Adds the counters that `read` returns. Only one thread reads at a time, so that its counters are the newest.
     ///
     /// # Errors
     ///
@@ -147,12 +148,12 @@ impl SeriesTables {
 mod tests {
     use super::*;
 
-    /// Counters with these numbers of packets.
+    /// Returns counters with these numbers of packets.
     fn packets<const N: usize>(counters: [(&'static str, u64); N]) -> Vec<(&'static str, Traffic)> {
         counters.map(|(key, packets)| (key, Traffic { packets, bytes: packets * 100 })).into()
     }
 
-    /// Series with these numbers of packets.
+    /// Returns series with these numbers of packets.
     fn series<const N: usize>(named: [(&'static str, u64); N], other: u64) -> Series<&'static str, Traffic> {
         Series { named: packets(named), other: Some(Traffic { packets: other, bytes: other * 100 }) }
     }
@@ -164,12 +165,12 @@ mod tests {
         assert_eq!(table.update(packets([("a", 1)])), few);
         let all = packets([("a", 1), ("b", 2), ("c", 30), ("d", 40)]);
         assert_eq!(table.update(all), series([("a", 1), ("b", 2)], 70));
-        // What is in the common series stays there.
+        // Counts in the common series stay there.
         assert_eq!(table.update(packets([("b", 2), ("c", 35), ("d", 40)])), series([("b", 2)], 75));
         let more = packets([("a", 1), ("b", 3), ("c", 35), ("d", 41)]);
         assert_eq!(table.update(more), series([("a", 1), ("b", 3)], 76));
         assert_eq!(table.update(packets([("a", 1), ("b", 3)])), series([("a", 1), ("b", 3)], 76));
-        // An object that is created again begins at zero.
+        // An object that is created again starts at zero.
         let again = packets([("a", 1), ("b", 3), ("c", 4)]);
         assert_eq!(table.update(again), series([("a", 1), ("b", 3)], 80));
     }

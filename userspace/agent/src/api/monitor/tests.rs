@@ -21,7 +21,7 @@ const TAG: u16 = 7;
 #[derive(Debug)]
 struct Once;
 
-/// Whether the event is still to come.
+/// True if the event has not been returned yet.
 struct Subscription(bool);
 
 impl Telemetry for Once {
