@@ -18,7 +18,7 @@ pub(super) struct Client {
     vrf_name: String,
     /// Sum over all services.
     port_stats: Stats,
-    /// By service address; further ports of the same address by address, protocol and port.
+    /// Keyed by service address; further ports of the same address by address, protocol and port.
     svc_stats: BTreeMap<String, Service>,
 }
 
@@ -33,7 +33,7 @@ struct Service {
     svc_port: String,
     prov_port: String,
     svc_stats: Stats,
-    /// By provider address.
+    /// Keyed by provider address.
     prov_stats: BTreeMap<String, Provider>,
 }
 

@@ -297,7 +297,7 @@ impl Datapath for Ebpf {
         }
         let mut installed = self.open().await?;
         if self.stands_by {
-            // Before programs are attached.
+            // Must be set before programs are attached.
             installed.kernel_mut().peers.set_phase(Phase::RETIRED)?;
         }
         let configured = self.options.uplinks.len();

@@ -40,17 +40,17 @@ pub enum Ingress {
 pub struct Probe {
     /// Ingress of the packet.
     pub ingress: Ingress,
-    /// Its network.
+    /// Network of the packet.
     pub network: NetworkId,
     /// Tag of the network.
     pub encap: Encap,
-    /// Its headers, without a tag.
+    /// Headers of the packet, without a tag.
     pub header: Header,
     /// Service with the destination address, if the packet is from a pod.
     pub service: Option<ServiceId>,
 }
 
-/// What a datapath did with a [`Probe`].
+/// Result of a trace: what the datapath did with a [`Probe`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Findings {
     /// Method of the trace.

@@ -28,7 +28,7 @@ pub fn prefixes() -> impl Iterator<Item = &'static str> {
 pub struct Batch {
     /// Source of the updates.
     pub source: Source,
-    /// What to do with the updates.
+    /// How the updates must be applied.
     pub kind: BatchKind,
     /// Present if the updates come from a listing.
     pub relisted: Option<Relisted>,

@@ -136,8 +136,8 @@ impl Subnet {
         self.gateway.is_some_and(|gateway| gateway.mac == Some(Mac::ROUTER))
     }
 
-    /// Whether this node is the gateway of a VLAN network: its frames stay on the node, whose kernel forwards to other nodes by
-    /// IP.
+    /// Whether this node is the gateway of a VLAN network: the frames of the network stay on the node, and the node's kernel
+    /// forwards to other nodes by IP.
     pub fn is_routed_vlan(&self) -> bool {
         self.has_node_router() && matches!(self.encap, Encap::Vlan(_))
     }

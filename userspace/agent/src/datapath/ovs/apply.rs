@@ -100,7 +100,7 @@ pub(crate) async fn apply(
     if ops.iter().any(changes_zones) {
         let zones = zones(&model.index, &model.numbers);
         // At this point, ports of new pods are still closed and flows of deleted networks are gone. Zones of endpoints
-        // that are not installed yet stay.
+        // that are not installed yet are kept.
         let set = session.set_zones(options, zones, model.base.retained.is_some(), true).await;
         if let Some(why) = set.map_err(|error| ovs_error("set the timeouts of connections", error))? {
             tracing::warn!("{why}");

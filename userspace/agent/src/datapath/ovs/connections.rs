@@ -57,14 +57,14 @@ pub(super) async fn read(options: &Options, desired: &Desired) -> Result<Vec<Tra
 /// Zone and tuple of an entry.
 type Key = (u16, Protocol, SocketAddr, SocketAddr);
 
-/// What zones and labels mean.
+/// Interpretation of zones and labels.
 #[derive(Default)]
 struct Zones<'a> {
     /// A network of each zone.
     networks: HashMap<u16, &'a Network>,
     /// Likewise, of the zones of clients, with the other zone of the network.
     clients: HashMap<u16, (&'a Network, u16)>,
-    /// Who opens the connections of the endpoints of this node, by zone and address.
+    /// Openers of the connections of this node's endpoints, by zone and address.
     openers: HashMap<(u16, IpAddr), Opener>,
     /// Current ports of the backends of services, by the zone of their clients.
     targets: HashMap<(u16, SocketAddr, Protocol), u16>,

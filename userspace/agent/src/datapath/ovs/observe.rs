@@ -268,7 +268,7 @@ fn with_waiting<'a>(
             && has_rules(tables.get(bridge_and_tag(local.encap).0), identity)
         {
             // The group's rules are in the switch, but unknown here. With any rule, the receivers of the network are
-            // evaluated and the flows stay.
+            // evaluated and the flows are kept.
             present.to_mut().insert(Object::Group(Group::new(identity, []).closed()));
         }
         present.to_mut().insert(Object::Local(local));

@@ -73,7 +73,7 @@ impl Ports {
         self.segments.iter().map(|(_, entry)| entry.domain)
     }
 
-    /// Writes a network; the length of its flood list stays.
+    /// Writes a network; the length of its flood list is kept.
     pub(crate) fn set_segment(&mut self, segment: Segment, entry: SegmentEntry) -> Result<(), Error> {
         let ports = self.lists.entry(segment).or_default().len();
         self.segments.set(segment, SegmentEntry { ports, ..entry })

@@ -48,7 +48,7 @@ use crate::datapath::Service;
 const PATH: Field = Field::Reg10;
 /// Another node has chosen the backend.
 const ARRIVED: u8 = 1;
-/// The connection goes, or may go, to another node.
+/// The backend is, or may be, on another node.
 const RELAYED: u8 = 2;
 
 /// Mark of a connection whose backend is on this node. Policies use the register later.

@@ -55,7 +55,7 @@ pub(super) const ACCEPT: u8 = 24;
 pub(super) const SERVICE_STATE: u8 = 25;
 /// Learned flows: the backends of clients with session affinity.
 pub(super) const AFFINITY: u8 = 26;
-/// Checks that the service has the backend, else chooses one.
+/// Checks that the service has the backend, otherwise chooses one.
 pub(super) const BACKEND: u8 = 27;
 /// Records the backend of a new connection.
 pub(super) const CHOSEN: u8 = 28;

@@ -148,7 +148,7 @@ impl<'a> Edit<'a> {
         self.owners.entry(owner).or_insert(old);
     }
 
-    /// Replaces all flows of `owner` with `flows`. A flow that another owner has taken over stays.
+    /// Replaces all flows of `owner` with `flows`. A flow that another owner has taken over is kept.
     pub(crate) fn set(&mut self, owner: Cookie, flows: impl IntoIterator<Item = Flow>) {
         self.set_packed(owner, flows.into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0))));
     }

@@ -203,7 +203,7 @@ async fn policies_of_a_known_state_are_followed_at_once() {
     let mut scene = Scene::with_groups().await;
     scene.synced().await;
     let opened = |scene: &Scene| {
-        // Before all endpoints are read.
+        // The policies are watched before all endpoints are read.
         let mut watches = NeededWatches::new(scene.store.clone(), HOST.into(), scene.reader.clone());
         let mut opened = vec![];
         while let Some(Event::Opened(source, _)) = watches.update() {

@@ -1,4 +1,4 @@
-//! What the router of a domain receives and sends.
+//! Packets that the router of a domain receives and sends.
 
 use std::net::{IpAddr, Ipv6Addr};
 
