@@ -16,6 +16,8 @@ mod start;
 mod surroundings;
 mod tasks;
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +32,9 @@ use conflict::Predecessor;
 use prepared::Prepared;
 use settings::LocalMode;
 use speaker::Speaker;
+
+/// Interval between periodic full resyncs.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Runs the agent until `stop` is cancelled. Forwarding continues afterwards.
 ///

@@ -7,8 +7,10 @@ use contiv_store::Store;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
+    RESYNC_INTERVAL,
     agent::{Agent, Exposed},
     interfaces::recover,
+    settings::configure,
     speaker::Speaker,
     start::Start,
     surroundings,
@@ -33,8 +35,6 @@ use crate::{
     state::{self, Attacher, Changes, Reader, Writer},
 };
 
-/// Interval between periodic full resyncs.
-pub(super) const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for pods to be attached again with their container ids after a reboot, before their addresses are released.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -192,16 +192,6 @@ impl Prepared {
             Exposed { ready, continuity, routing, inspect, recorded, traffic: self.traffic },
         );
         (agent, reconciler)
-    }
-}
-
-/// Sets the parts of the state that come from the flags. Must be called before the first update.
-pub(super) fn configure(writer: &mut Writer, flags: &Flags) {
-    if flags.routes_vlans() {
-        writer.route_vlans();
-    }
-    if flags.has_host_access() {
-        writer.allow_host_access();
     }
 }
 

@@ -11,10 +11,23 @@ use contiv_model::key::Key;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::state::Reader;
+use crate::{
+    config::Flags,
+    state::{Reader, Writer},
+};
 
 /// Interval between log lines while waiting.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Sets the parts of the state that come from the flags. Must be called before the first update.
+pub(super) fn configure(writer: &mut Writer, flags: &Flags) {
+    if flags.routes_vlans() {
+        writer.route_vlans();
+    }
+    if flags.has_host_access() {
+        writer.allow_host_access();
+    }
+}
 
 /// Forward mode of the flags. It must equal that of the global settings when the process starts. Afterwards the process,
 /// including its later runs, uses the mode of the global settings.

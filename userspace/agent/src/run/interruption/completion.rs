@@ -28,10 +28,7 @@ use crate::{
     },
     error::one_line,
     reconcile::Reconciler,
-    run::{
-        interfaces::recover,
-        prepared::{RESYNC_INTERVAL, configure},
-    },
+    run::{RESYNC_INTERVAL, interfaces::recover, settings::configure},
     source::{Record, list_records, snapshot_of},
     state::{self, Reader},
 };
