@@ -257,10 +257,13 @@ impl Peer {
                 self.input.remove_stale(family);
             }
         }
+        let has_restarted = negotiated.graceful_restart.as_ref().is_some_and(|restart| restart.restarted);
         self.last = Some(negotiated);
         let is_first = self.counters.established == 1 && !self.complete;
-        let deferral =
-            is_first.then(|| Action::StartTimer(Timer::Deferral, self.session.config().convergence_time));
+        let Config { convergence_time, stale_time, .. } = self.session.config();
+        // A neighbor that has restarted announces nothing until its own neighbors have sent their markers.
+        let limit = if has_restarted { stale_time } else { convergence_time };
+        let deferral = is_first.then(|| Action::StartTimer(Timer::Deferral, *limit));
         let stale = match self.input.stale() {
             0 => Action::StopTimer(Timer::Stale),
             // The neighbor may never send its End-of-RIB markers. It defers them until its own neighbors have sent theirs.

@@ -150,17 +150,29 @@ fn without_earlier_routes_nothing_is_awaited() {
     assert_eq!(learnt(&mut pair.peers[0]), ["10.2.0.1/32"]);
 }
 
+/// Times in seconds to wait for the first routes.
+fn deferrals(pair: &Pair) -> Vec<u64> {
+    let of_action = |action: &Action| match action {
+        Action::StartTimer(Timer::Deferral, duration) => Some(duration.as_secs()),
+        _ => None,
+    };
+    pair.log[0].iter().filter_map(of_action).collect()
+}
+
+/// A leaf that has restarted waits for its own neighbors before it announces their routes.
+#[test]
+fn the_first_routes_of_a_leaf_that_has_restarted_have_more_time() {
+    let mut restarted = leaf();
+    restarted.restarted = true;
+    let mut pair = Pair::new(node(), restarted);
+    pair.connect();
+    assert_eq!(deferrals(&pair), [360, 360]);
+}
+
 /// A leaf that restarts at the same time may be away for longer than it takes to send its routes.
 #[test]
 fn the_time_for_the_first_routes_begins_with_the_session() {
     let mut pair = Pair::new(node(), leaf());
-    let deferrals = |pair: &Pair| -> Vec<u64> {
-        let of_action = |action: &Action| match action {
-            Action::StartTimer(Timer::Deferral, duration) => Some(duration.as_secs()),
-            _ => None,
-        };
-        pair.log[0].iter().filter_map(of_action).collect()
-    };
     pair.connect();
     assert_eq!(deferrals(&pair), [360, 60]);
     pair.cut();
