@@ -205,7 +205,7 @@ pub const GROUPS: &str = "ctv_groups";
 /// Number modulo the capacity -> [`RuleSet`](crate::policy::RuleSet). Full: the group fails, and
 /// new endpoints of the group are not attached; existing ones keep their rules.
 pub const RULE_SETS: &str = "ctv_rulesets";
-/// Two for each group, and one for each address that rules of a group select: 2.3 MiB.
+/// A group has two, and one for each address that its rules select: enough for 16,384 groups. 2.3 MiB.
 pub const RULE_SETS_CAPACITY: usize = 32_768;
 
 /// One number: the next number of a rule set. Numbers are policy revisions and are never reused.
