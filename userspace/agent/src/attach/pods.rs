@@ -13,6 +13,7 @@ use contiv_model::{
 };
 use contiv_store::{KeyValue, Store};
 use tokio::sync::{OnceCell, OwnedMutexGuard, watch};
+use tokio_util::task::TaskTracker;
 
 use super::{
     conditions::Conditions,
@@ -95,6 +96,8 @@ pub(super) struct Inner {
     underlay: Mutex<Option<Underlay>>,
     /// Held during the search for connections of an earlier pod, which reads all connections of the node.
     pub(super) tracking: Arc<tokio::sync::Mutex<()>>,
+    /// Calls of [`Pods::reclaim`] that have not ended.
+    reclaims: TaskTracker,
     pub(super) conditions: Mutex<Conditions>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
 }
@@ -105,7 +108,9 @@ impl Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
         let (locks, lost_since, underlay) = (KeyLock::default(), Mutex::default(), Mutex::default());
         let (recorded, tracking, conditions) = (OnceCell::new(), Arc::default(), Mutex::default());
-        let inner = Inner { parts, locks, lost_since, recorded, underlay, tracking, conditions, warnings };
+        let reclaims = TaskTracker::new();
+        let inner =
+            Inner { parts, locks, lost_since, recorded, underlay, tracking, reclaims, conditions, warnings };
         Pods(Arc::new(inner))
     }
 
@@ -365,10 +370,16 @@ impl Pods {
     /// limit has expired.
     pub async fn reclaim(&self, id: &EndpointId) -> Result<bool, Failure> {
         let (pods, id) = (self.clone(), id.clone());
-        match tokio::spawn(async move { pods.detach_interface(&id).await }).await {
+        match self.0.reclaims.spawn(async move { pods.detach_interface(&id).await }).await {
             Ok(removed) => removed,
             Err(error) => Err(Failure::new(Step::Unplug, error.to_string())),
         }
+    }
+
+    /// Waits for the calls of [`reclaim`](Self::reclaim) that have begun, also those that were cancelled.
+    pub async fn finish_reclaims(&self) {
+        self.0.reclaims.close();
+        self.0.reclaims.wait().await;
     }
 
     async fn detach_interface(&self, id: &EndpointId) -> Result<bool, Failure> {

@@ -100,7 +100,9 @@ pub trait Datapath: Send {
     /// Drops all frames if the datapath has yet to take over with the next [`observe`](Self::observe) and
     /// [`apply`](Self::apply), because the other datapath is about to be removed.
     ///
-    /// # Errors The state of the kernel does not change.
+    /// # Errors
+    ///
+    /// The state of the kernel does not change.
     fn hold(&mut self) -> Result<(), Error> {
         Ok(())
     }
@@ -131,7 +133,9 @@ pub trait Datapath: Send {
     /// Writes nothing if everything is in sync. The first call creates missing infrastructure (bridges, devices,
     /// programs).
     ///
-    /// # Errors If the state belongs to another version, and orphans are retained, the error is
+    /// # Errors
+    ///
+    /// If the state belongs to another version, and orphans are retained, the error is
     /// [`Postponed`](super::Postponed): nothing has been changed, and nothing can be.
     fn observe(&mut self, desired: &Desired) -> impl Future<Output = Result<Observed, Error>> + Send;
 

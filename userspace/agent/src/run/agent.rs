@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use contiv_store::Store;
 use tokio::sync::{mpsc, watch};
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     choice::{self, ChosenFile, NextDatapath, Refused},
@@ -60,7 +60,6 @@ pub(super) struct Agent {
     pub(super) configured: Pending,
     pub(super) tasks: Tasks,
     pub(super) stop: CancellationToken,
-    pub(super) _reload: AbortOnDropHandle<()>,
 }
 
 impl Agent {
@@ -113,11 +112,17 @@ impl Agent {
         self.tasks.spawn("conditions of ADD", async move { followed.follow_conditions(stop).await });
         let (start, pods, stop) = (self.start.clone(), self.pods.clone(), self.stop.clone());
         self.tasks.spawn_requests(async move {
-            tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                () = start.until_served(regression) => {}
-            }
-            server.run(pods, requests, stop).await.context("serve CNI requests")
+            let served = async {
+                tokio::select! {
+                    () = stop.cancelled() => return Ok(()),
+                    () = start.until_served(regression) => {}
+                }
+                server.run(pods.clone(), requests, stop).await.context("serve CNI requests")
+            };
+            let ended = served.await;
+            // They need the datapath, as requests do.
+            pods.finish_reclaims().await;
+            ended
         });
     }
 

@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use contiv_store::Store;
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use futures::{FutureExt as _, future::BoxFuture};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     RESYNC_INTERVAL,
@@ -54,7 +55,7 @@ pub(super) struct Prepared {
     store_config: contiv_store::Config,
     access: Access,
     /// Reloads the credentials for netmaster when their files change.
-    reload: AbortOnDropHandle<()>,
+    reload: BoxFuture<'static, ()>,
     guard: Guard,
     continuity: Continuity,
     journal: Journal,
@@ -86,7 +87,6 @@ impl Prepared {
         guard.check_name()?;
         let journal = Journal::beside(&flags.cni_socket)
             .with_context(|| format!("read {}", flags.cni_socket.with_extension("attachments").display()))?;
-        let reload = AbortOnDropHandle::new(tokio::spawn(reload));
         Ok(Prepared {
             flags,
             node,
@@ -101,7 +101,7 @@ impl Prepared {
             store,
             store_config,
             access,
-            reload,
+            reload: reload.boxed(),
             guard,
             continuity,
             journal,
@@ -135,6 +135,11 @@ impl Prepared {
         tasks.spawn("store", start.clone().reach(store.clone(), store_config.clone(), stop.clone()));
         tasks.spawn("state", follow(self.guard, self.writer, halt.clone()));
         let leader = tasks.leader(&store);
+        let (reload, halting) = (self.reload, halt.clone());
+        tasks.spawn("credentials for netmaster", async move {
+            halting.run_until_cancelled(reload).await;
+            Ok(())
+        });
         tasks.spawn("surroundings", surroundings::follow(self.attacher.clone(), leader.clone(), halt));
         let pods = Pods::new(attach::Parts {
             node: node.clone(),
@@ -177,7 +182,6 @@ impl Prepared {
             start,
             tasks,
             stop,
-            _reload: self.reload,
         };
         let recorded = api::Recorded {
             requests: RequestMetrics::default(),

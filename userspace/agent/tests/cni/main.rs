@@ -285,7 +285,8 @@ fn reclaim_is_finished_after_its_client_has_gone() {
                 tokio::task::yield_now().await;
             }
             drop(reclaim);
-            world.until("the interface is deleted", || pod.links().unwrap().is_empty()).await;
+            world.pods.finish_reclaims().await;
+            assert!(pod.links().unwrap().is_empty());
             let has_record = || world.reader().with(|state| state.attachment(&endpoint).is_some());
             world.until("the record is deleted", || !has_record()).await;
             world.until("the datapath has no endpoint", || world.local_endpoints().is_empty()).await;

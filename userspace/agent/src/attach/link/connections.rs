@@ -30,7 +30,9 @@ const FAMILY: [u8; 4] = [libc::AF_INET as u8, 0, 0, 0];
 /// Deletes the connection tracking entries of connections that the IPv4 address `source` has opened, so that the kernel
 /// no longer translates their packets. Returns their number.
 ///
-/// # Errors The kernel has no ctnetlink, or rejects a message.
+/// # Errors
+///
+/// The kernel has no ctnetlink, or rejects a message.
 pub fn forget_connections(source: Ipv4Addr) -> io::Result<usize> {
     let kernel = Kernel::connect()?;
     let mut entries = vec![];

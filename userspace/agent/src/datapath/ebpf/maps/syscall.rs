@@ -58,7 +58,9 @@ pub(crate) fn write_array(map: impl AsFd, index: u32, value: &[u8]) -> io::Resul
 
 /// Reads the value of a key. Both must be as long as those of the map.
 ///
-/// # Errors `ENOENT` if there is no such key.
+/// # Errors
+///
+/// `ENOENT` if there is no such key.
 pub(crate) fn lookup(map: impl AsFd, key: &[u8], value: &mut [u8]) -> io::Result<()> {
     let mut attributes = element(map, key.as_ptr() as u64, value.as_mut_ptr() as u64);
     // SAFETY: key and value have the lengths of those of the map.
