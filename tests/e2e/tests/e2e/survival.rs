@@ -146,11 +146,10 @@ fn terminated_agent_finishes_the_requests_of_the_runtime() {
     assert!(cluster.nodes[0].agent().unwrap().wait(DEADLINE).unwrap().success());
     let attached: Vec<&Pod> = results.iter().filter_map(|result| result.as_ref().ok()).collect();
     assert!(!attached.is_empty());
-    for refused in results.iter().filter_map(|result| result.as_ref().err()) {
-        let text = format!("{refused:#}");
-        assert!(!text.contains("rollback"), "{text}");
-    }
-    assert_eq!(cluster.nodes[0].pod_links().unwrap().len(), attached.len());
+    let refusals = results.iter().filter_map(|result| result.as_ref().err());
+    let refusals: Vec<_> = refusals.map(|refused| format!("{refused:#}")).collect();
+    assert!(!refusals.iter().any(|text| text.contains("rollback")), "{refusals:?}");
+    assert_eq!(cluster.nodes[0].pod_links().unwrap().len(), attached.len(), "{refusals:?}");
     cluster.nodes[0].restart_agent().unwrap();
     wait_until(DEADLINE, "the store has the endpoints of the attached pods only", || {
         let known = cluster.nodes[0].metric("contiv_state_endpoints")?;
