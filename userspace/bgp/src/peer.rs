@@ -35,6 +35,8 @@ pub struct Peer {
     /// Families whose End-of-RIB marker is awaited in the session; empty if `complete`.
     awaited: BTreeSet<Family>,
     complete: bool,
+    /// Whether the time to wait for the first routes has been extended, which happens once: the neighbor has restarted, or restarts.
+    extended: bool,
     /// Whether the session is established.
     up: bool,
     failure: Option<Failure>,
@@ -55,6 +57,7 @@ impl Peer {
             last: None,
             awaited: BTreeSet::new(),
             complete,
+            extended: false,
             up: false,
             failure: None,
             counters: Counters::default(),
@@ -92,8 +95,7 @@ impl Peer {
         }
         // The neighbor may be restarting, too.
         let is_first = event == Event::Start && self.counters.established == 0 && !self.complete;
-        let deferral =
-            is_first.then(|| Action::StartTimer(Timer::Deferral, self.session.config().stale_time));
+        let deferral = is_first.then(|| self.defer());
         let message = match (&event, self.session.state()) {
             (
                 Event::Received(message @ (Message::Update(_) | Message::RouteRefresh(_))),
@@ -224,9 +226,21 @@ impl Peer {
     }
 
     /// Whether learnt routes may be deleted for want of a session: those that are stale, or those that an earlier run has
-    /// installed.
+    /// installed. Sessions that end one after the other are no restart of the neighbor.
     fn awaits_neighbor(&self) -> bool {
-        !self.complete || self.input.stale() > 0
+        !self.session.is_unstable() && (!self.complete || self.input.stale() > 0)
+    }
+
+    /// Starts the time to wait for the first routes of a neighbor that restarts, or may do so.
+    fn defer(&self) -> Action {
+        Action::StartTimer(Timer::Deferral, self.session.config().stale_time)
+    }
+
+    /// Extends the time to wait for the first routes, once. A neighbor that has restarted announces nothing until its own neighbors
+    /// have sent their End-of-RIB markers.
+    fn extend_deferral(&mut self) -> Option<Action> {
+        let is_extended = !self.complete && !mem::replace(&mut self.extended, true);
+        is_extended.then(|| self.defer())
     }
 
     /// With growing delays, a neighbor that is back within its restart time might not be dialed before the time has passed.
@@ -260,10 +274,12 @@ impl Peer {
         let has_restarted = negotiated.graceful_restart.as_ref().is_some_and(|restart| restart.restarted);
         self.last = Some(negotiated);
         let is_first = self.counters.established == 1 && !self.complete;
-        let Config { convergence_time, stale_time, .. } = self.session.config();
-        // A neighbor that has restarted announces nothing until its own neighbors have sent their markers.
-        let limit = if has_restarted { stale_time } else { convergence_time };
-        let deferral = is_first.then(|| Action::StartTimer(Timer::Deferral, *limit));
+        let deferral = match has_restarted {
+            true => self.extend_deferral(),
+            false => {
+                is_first.then(|| Action::StartTimer(Timer::Deferral, self.session.config().convergence_time))
+            }
+        };
         let stale = match self.input.stale() {
             0 => Action::StopTimer(Timer::Stale),
             // The neighbor may never send its End-of-RIB markers. It defers them until its own neighbors have sent theirs.
@@ -292,7 +308,8 @@ impl Peer {
         match restart {
             Some((seconds, families)) if graceful && seconds > 0 => {
                 self.input.retain_as_stale(&families);
-                vec![Action::StartTimer(Timer::Stale, Duration::from_secs(seconds.into()))]
+                let stale = Action::StartTimer(Timer::Stale, Duration::from_secs(seconds.into()));
+                self.extend_deferral().into_iter().chain([stale]).collect()
             }
             _ => {
                 self.input.clear();
@@ -339,7 +356,7 @@ impl Peer {
             let neighbor = self.session.config().neighbor.ip();
             tracing::warn!(
                 %neighbor,
-                "announced prefix {prefix} ignored, and others like it: loopback, link-local, multicast or reserved addresses; \
+                "announced prefix {prefix} ignored, and others like it: loopback, link-local, multicast or broadcast addresses; \
                  filter them at the neighbor"
             );
         }

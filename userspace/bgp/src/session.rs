@@ -332,6 +332,11 @@ impl Session {
     }
 
     /// Doubles with each failure after the first.
+    /// Whether several sessions in a row have ended soon, or one has and the present one may.
+    pub(crate) fn is_unstable(&self) -> bool {
+        self.unstable > 1
+    }
+
     fn retry_delay(&self) -> Duration {
         let factor = 1 << self.failures.saturating_sub(1).min(16);
         self.config.connect_retry.saturating_mul(factor).min(MAX_CONNECT_RETRY.max(self.config.connect_retry))

@@ -49,6 +49,6 @@ pub struct Counters {
     pub updates_received: u64,
     /// UPDATE messages with malformed attributes, whose routes were treated as withdrawn (RFC 7606).
     pub updates_malformed: u64,
-    /// Announced prefixes that were ignored: of loopback, link-local, multicast or reserved addresses (RFC 4271 section 6.3).
+    /// Announced prefixes that were ignored: of loopback, link-local, multicast or broadcast addresses (RFC 4271 section 6.3).
     pub prefixes_ignored: u64,
 }

@@ -22,12 +22,13 @@ const PREFIXES_PER_MESSAGE: usize = 200;
 const MAX_AS_PATH: u16 = 255;
 /// LOCAL_PREF for internal neighbors.
 const LOCAL_PREF: u32 = 100;
-/// Prefixes that are not forwarded to by unicast on a network: loopback, link-local, multicast, reserved.
+/// Prefixes that are not forwarded to by unicast on a network: loopback, link-local, multicast, broadcast. Networks use the rest of
+/// 240.0.0.0/4, and the kernel forwards to it.
 const MARTIANS: [IpNet; 7] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16)),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
-    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(240, 0, 0, 0), 4)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),

@@ -37,6 +37,8 @@ pub struct Task {
     file: SpeakerFile,
     /// What the file has.
     last: Announced,
+    /// Settings of the last session, also of one that has ended: the kernel may still have its routes.
+    earlier: Option<BgpSpeaker>,
     reports: watch::Sender<Report>,
 }
 
@@ -80,7 +82,8 @@ impl Task {
     ) -> (Task, watch::Receiver<Report>) {
         let (reports, receiver) = watch::channel(Report::default());
         let last = file.read().unwrap_or_default();
-        (Task { host, followed, file, last, reports }, receiver)
+        let earlier = last.speaker.clone();
+        (Task { host, followed, file, last, earlier, reports }, receiver)
     }
 
     /// Follows the states until `stop` is cancelled. The leaf keeps the routes afterwards, for the time of a graceful restart.
@@ -105,8 +108,11 @@ impl Task {
                 false => last.attached(state),
             };
             let announced = followed.reader.with(read);
-            let earlier = (self.last.speaker.as_ref(), restarted);
+            let earlier = (self.earlier.as_ref(), restarted);
             let refused = update(&mut session, &announced, &mut next_hop, earlier).await;
+            if let Some(session) = &session {
+                self.earlier = Some(session.settings.clone());
+            }
             restarted &= !is_complete && session.is_none();
             if is_complete {
                 let kept = if session.is_some() { announced.clone() } else { Announced::default() };
@@ -216,9 +222,11 @@ impl Session {
     ) -> Result<Session, ConfigError> {
         let next_hop_v6 = announcement.next_hop_v6;
         let (announcement, receiver) = watch::channel(Some(announcement));
-        let (speaker, handle) = Speaker::new(config(&settings, earlier, restarted), receiver)?;
+        let config = config(&settings, earlier, restarted);
+        let keeps_routes = config.has_earlier_routes;
+        let (speaker, handle) = Speaker::new(config, receiver)?;
         let BgpSpeaker { router, asn, neighbor, neighbor_as } = settings;
-        tracing::info!(%router, asn, %neighbor, neighbor_as, restarted, "starting the BGP speaker");
+        tracing::info!(%router, asn, %neighbor, neighbor_as, restarted, keeps_routes, "starting the BGP speaker");
         if !routes_vlans {
             tracing::warn!(
                 "this node does not route VLAN networks (--netmode vlan --datapath ovs do): what the neighbor sends to announced \

@@ -273,6 +273,30 @@ fn leaf_has_the_routes_of_pods_while_they_exist() -> Result<()> {
     })
 }
 
+/// Those of the earlier leaf switch lead to it, also if the settings were deleted in between.
+#[test]
+fn routes_are_kept_for_the_same_leaf_switch_only() -> Result<()> {
+    needs!(root(), binary("bird"), binary("birdc"));
+    Fabric::run(async |fabric| {
+        let mut agent = fabric.start_agent()?;
+        for (neighbor, keeps_routes) in [("50.1.1.2", true), ("50.1.1.2", true), ("50.1.1.3", false)] {
+            fabric.set_neighbor(neighbor, "65001").await;
+            let started = || {
+                let log = agent.log();
+                let line = log.lines().rfind(|line| line.contains("starting the BGP speaker"));
+                Ok(line.filter(|line| line.contains(neighbor)).map(str::to_owned))
+            };
+            let line = wait_until(TIMEOUT, "the session starts", started)?;
+            assert!(line.contains(&format!("keeps_routes={keeps_routes}")), "{line}");
+            fabric.delete_settings().await?;
+            let ended = || Ok((fabric.get("/inspect/bgp")?.0 == 500).then_some(()));
+            wait_until(TIMEOUT, "the end of the session", ended)?;
+        }
+        assert!(agent.terminate(TIMEOUT)?.success(), "{}", agent.tail());
+        Ok(())
+    })
+}
+
 #[test]
 fn session_follows_its_settings() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));

@@ -184,10 +184,11 @@ fn prefix_that_cannot_be_parsed_closes_the_session() {
 #[test]
 fn prefixes_without_unicast_forwarding_are_ignored() {
     let mut peer = peer(node());
-    // 127.0.0.0/8, 169.254.169.254/32, 224.0.0.0/4, 255.0.0.0/8, and beside them 0.0.0.0/0, 128.0.0.0/1 and 20.1.0.0/16.
-    let martians = "08 7f 20 a9fea9fe 04 e0 08 ff";
-    peer.handle(update("", PATH, &format!("{martians} 00 01 80 10 1401")));
-    let others = ["0.0.0.0/0", "20.1.0.0/16", "128.0.0.0/1"];
+    // 127.0.0.0/8, 169.254.169.254/32, 224.0.0.0/4, 255.255.255.255/32, and beside them 0.0.0.0/0, 128.0.0.0/1,
+    // 20.1.0.0/16 and 250.0.0.0/8.
+    let martians = "08 7f 20 a9fea9fe 04 e0 20 ffffffff";
+    peer.handle(update("", PATH, &format!("{martians} 00 01 80 10 1401 08 fa")));
+    let others = ["0.0.0.0/0", "20.1.0.0/16", "128.0.0.0/1", "250.0.0.0/8"];
     assert_eq!(learnt(&mut peer), others);
     let counters = peer.status().counters;
     assert_eq!((counters.prefixes_ignored, counters.updates_malformed), (4, 0));

@@ -167,6 +167,26 @@ fn the_first_routes_of_a_leaf_that_has_restarted_have_more_time() {
     let mut pair = Pair::new(node(), restarted);
     pair.connect();
     assert_eq!(deferrals(&pair), [360, 360]);
+    pair.cut();
+    pair.connect();
+    assert_eq!(deferrals(&pair), [360, 360], "the time is limited");
+}
+
+/// Each session makes both sides add and remove all routes.
+#[test]
+fn sessions_in_a_row_are_damped_while_routes_are_awaited() {
+    let mut pair = Pair::new(node(), leaf());
+    let mut delays = vec![];
+    for _ in 0..4 {
+        pair.connect();
+        pair.log[0].clear();
+        pair.cut();
+        delays.extend(pair.log[0].iter().find_map(|action| match action {
+            Action::StartTimer(Timer::IdleHold, delay) => Some(delay.as_secs()),
+            _ => None,
+        }));
+    }
+    assert_eq!(delays, [5, 10, 20, 40]);
 }
 
 /// A leaf that restarts at the same time may be away for longer than it takes to send its routes.
@@ -175,9 +195,13 @@ fn the_time_for_the_first_routes_begins_with_the_session() {
     let mut pair = Pair::new(node(), leaf());
     pair.connect();
     assert_eq!(deferrals(&pair), [360, 60]);
+    // The leaf may restart now, which takes longer.
+    pair.cut();
+    assert_eq!(deferrals(&pair), [360, 60, 360]);
+    pair.connect();
     pair.cut();
     pair.connect();
-    assert_eq!(deferrals(&pair), [360, 60], "the time is limited");
+    assert_eq!(deferrals(&pair), [360, 60, 360], "the time is limited");
     pair.event(0, Event::Expired(Timer::Deferral));
     assert!(pair.peers[0].learnt().complete);
 }

@@ -66,7 +66,7 @@ pub(super) fn register(registry: &mut Registry, report: &Report) {
     );
     registry.register(
         "bgp_ignored_prefixes",
-        "Announced prefixes that were ignored: of loopback, link-local, multicast or reserved addresses",
+        "Announced prefixes that were ignored: of loopback, link-local, multicast or broadcast addresses",
         ignored,
     );
     registry.register(
