@@ -153,7 +153,7 @@ fn set_if_other(path: &str, value: &str) -> io::Result<()> {
 }
 
 fn set_ipv6(interface: &str, parameter: &str, value: &str) -> io::Result<()> {
-    match fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{parameter}"), value) {
+    match set_if_other(&format!("/proc/sys/net/ipv6/conf/{interface}/{parameter}"), value) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }

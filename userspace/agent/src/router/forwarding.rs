@@ -25,35 +25,61 @@ pub(super) async fn sync(handle: &Handle, uplink: Option<&str>) -> Result<(usize
         changes += confine(handle, uplink, family).await?;
     }
     let forwards_ipv6 = match uplink {
-        Some(name) => interface::forward(name).map_err(error::interface(name))?,
-        None => true,
+        Some(name) => interface::forward(name).map_err(error::interface(name)),
+        None => Ok(true),
     };
-    Ok((changes, forwards_ipv6))
+    // An earlier interface that cannot be stopped keeps its rule, and does not keep this one from forwarding.
+    for family in FAMILIES {
+        changes += release(handle, uplink, family).await?;
+    }
+    Ok((changes, forwards_ipv6?))
 }
 
 /// Makes the kernel drop what arrives at this interface and is not for endpoints of the node, unless the node forwards at all its
 /// interfaces. Returns the number of changes.
 async fn confine(handle: &Handle, uplink: Option<&str>, family: AddressFamily) -> Result<usize, Error> {
-    // What the node itself sends comes from the loopback interface.
-    let wanted = uplink.filter(|name| *name != rules::LOOPBACK && !is_forwarding(family));
-    let is_local_first = match wanted {
-        Some(_) => rules::has_local_first(handle, family).await.map_err(failed())?,
-        None => true,
-    };
-    let delivered = wanted.filter(|_| !is_local_first);
+    let wanted = Wanted::read(handle, uplink, family).await?;
     // What is for the node is delivered at any time.
-    let mut changes = add(handle, Confinement::Delivered, delivered, family).await?;
-    changes += add(handle, Confinement::Dropped, wanted, family).await?;
-    for name in others(handle, Confinement::Dropped, wanted, family).await? {
+    let added = add(handle, Confinement::Delivered, wanted.delivered, family).await?;
+    Ok(added + add(handle, Confinement::Dropped, wanted.dropped, family).await?)
+}
+
+/// Ends forwarding of other interfaces, and deletes their rules. Returns the number of changes.
+async fn release(handle: &Handle, uplink: Option<&str>, family: AddressFamily) -> Result<usize, Error> {
+    let wanted = Wanted::read(handle, uplink, family).await?;
+    let mut changes = 0;
+    for name in others(handle, Confinement::Dropped, wanted.dropped, family).await? {
         stop(&name, family).map_err(error::interface(&name))?;
         rules::release(handle, Confinement::Dropped, &name, family).await.map_err(failed())?;
         changes += 1;
     }
-    for name in others(handle, Confinement::Delivered, delivered, family).await? {
+    for name in others(handle, Confinement::Delivered, wanted.delivered, family).await? {
         rules::release(handle, Confinement::Delivered, &name, family).await.map_err(failed())?;
         changes += 1;
     }
     Ok(changes)
+}
+
+/// The interface that needs each kind of rule.
+struct Wanted<'a> {
+    delivered: Option<&'a str>,
+    dropped: Option<&'a str>,
+}
+
+impl<'a> Wanted<'a> {
+    async fn read(
+        handle: &Handle,
+        uplink: Option<&'a str>,
+        family: AddressFamily,
+    ) -> Result<Wanted<'a>, Error> {
+        // What the node itself sends comes from the loopback interface.
+        let dropped = uplink.filter(|name| *name != rules::LOOPBACK && !is_forwarding(family));
+        let is_local_first = match dropped {
+            Some(_) => rules::has_local_first(handle, family).await.map_err(failed())?,
+            None => true,
+        };
+        Ok(Wanted { delivered: dropped.filter(|_| !is_local_first), dropped })
+    }
 }
 
 fn failed() -> impl FnOnce(rtnetlink::Error) -> Error {
@@ -153,6 +179,14 @@ mod tests {
         is_routing: bool,
         prepare: fn() -> anyhow::Result<()>,
     ) -> (usize, Vec<String>) {
+        try_sync(node, is_routing, prepare).unwrap()
+    }
+
+    fn try_sync(
+        node: &Netns,
+        is_routing: bool,
+        prepare: fn() -> anyhow::Result<()>,
+    ) -> anyhow::Result<(usize, Vec<String>)> {
         let router = "50.1.1.1/24".parse().unwrap();
         let desired = Desired {
             is_routing,
@@ -171,7 +205,7 @@ mod tests {
                 Ok(kernel::sync(&kernel::connect()?, &mut access, both, &Retention::over()).await?)
             })
         };
-        node.run(work).unwrap()
+        node.run(work)
     }
 
     /// Whether packets from the leaf switch are forwarded by this interface.
@@ -251,6 +285,9 @@ mod tests {
         assert_eq!(sync(&node, true), 1);
         assert!(!is_confined());
         node.ip("rule del pref 0").unwrap();
+        // Not for all packets to the node.
+        node.ip("rule add pref 100 ipproto tcp dport 22 lookup local").unwrap();
+        node.ip("rule add pref 101 not iif eth2 lookup local").unwrap();
         assert_eq!(sync(&node, true), 1);
         assert!(is_confined());
         sync(&node, false);
@@ -287,5 +324,41 @@ mod tests {
         assert!(warnings.iter().any(|line| line.starts_with(why)), "{warnings:?}");
         let routes = node.ip("route show table 2982").unwrap();
         assert!(routes.contains("default via 50.1.1.2 dev eth1"), "{routes}");
+    }
+
+    /// As in such a container after an agent that had the right.
+    #[test]
+    fn read_only_parameters_do_not_keep_routes_from_being_written_and_deleted() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        sync(&node, true);
+        node.ip("route flush table 2982").unwrap();
+        let (_, warnings) = sync_after(&node, true, || protect("/proc/sys"));
+        assert_eq!(warnings, [""; 0], "all parameters have their values");
+        assert!(node.ip("route show table 2982").unwrap().contains("default via 50.1.1.2 dev eth1"));
+        let ended = try_sync(&node, false, || protect("/proc/sys"));
+        assert!(format!("{:#}", ended.unwrap_err()).contains("interface eth1"));
+        let rules = node.ip("rule show").unwrap();
+        assert!(rules.contains("2984:") && !rules.contains("2981:"), "{rules}");
+        assert!(!node.ip("route show table all").unwrap().contains("table 2982"));
+    }
+
+    /// The interface with the router IP before keeps its rule.
+    #[test]
+    fn an_interface_that_cannot_be_stopped_does_not_keep_the_next_one_from_forwarding() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        sync(&node, true);
+        node.ip("address del 50.1.1.1/24 dev eth1").unwrap();
+        node.ip("address add 50.1.1.1/24 dev eth2").unwrap();
+        let (_, warnings) = sync_after(&node, true, || protect("/proc/sys/net/ipv4/conf/eth1/forwarding"));
+        assert!(warnings.iter().any(|line| line.contains("interface eth1")), "{warnings:?}");
+        let forwards = node.output("cat", &["/proc/sys/net/ipv4/conf/eth2/forwarding"]).unwrap();
+        assert_eq!(forwards.trim(), "1");
+        let rules = node.ip("rule show").unwrap();
+        assert!(
+            ["eth1", "eth2"].iter().all(|name| rules.contains(&format!("iif {name} blackhole"))),
+            "{rules}"
+        );
     }
 }

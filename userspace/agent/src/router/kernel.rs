@@ -38,17 +38,18 @@ pub(super) async fn sync(
         table
     });
     // First: pods must not use the routes of the node.
-    let (mut changes, mut warnings) =
-        sync_access(handle, access, (wanted.as_ref(), desired), retention).await?;
-    let (changed, host) = sync_host(handle, &desired.host, retention).await?;
-    changes += changed;
-    warnings.extend(host);
-    let (changed, vlans) = match desired.is_routing {
-        true => sync_vlans(handle, (desired, learnt), retention).await?,
-        false => (delete_vlans(handle).await?, vec![]),
+    let access = sync_access(handle, access, (wanted.as_ref(), desired), retention).await;
+    let host = sync_host(handle, &desired.host, retention).await;
+    let vlans = match desired.is_routing {
+        true => sync_vlans(handle, (desired, learnt), retention).await,
+        false => delete_vlans(handle).await.map(|changes| (changes, vec![])),
     };
-    changes += changed;
-    warnings.extend(vlans);
+    // They do not depend on each other: one that fails must not keep the others from being written.
+    let (mut changes, mut warnings) = access?;
+    for (changed, more) in [host?, vlans?] {
+        changes += changed;
+        warnings.extend(more);
+    }
     Ok((changes, warnings))
 }
 
@@ -101,7 +102,8 @@ async fn sync_vlans(
     let mut forwards_ipv6 = true;
     let mut endpoints = Table::new();
     if let Some(link) = &switch {
-        interface::silence(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
+        let silenced = interface::silence(KERNEL_PORT).map_err(interface(KERNEL_PORT));
+        or_report(silenced, &mut warnings);
         interface::bring_up(handle, link).await.map_err(netlink("bring up the port of the switch"))?;
         let forwarding = interface::forward(KERNEL_PORT).map_err(interface(KERNEL_PORT));
         forwards_ipv6 = or_report(forwarding, &mut warnings).unwrap_or(true);
@@ -129,13 +131,14 @@ async fn sync_vlans(
         forwards_ipv6 &= forwards;
     }
     warnings.extend(unrouted(uplink.as_ref(), router, desired));
-    let (fabric, unusable) = uplink.map(|uplink| fabric(&uplink, learnt)).unwrap_or_default();
+    let has_ipv6 = desired.endpoints.iter().any(IpAddr::is_ipv6);
+    let (fabric, unusable) = uplink.map(|uplink| fabric(&uplink, learnt, has_ipv6)).unwrap_or_default();
     warnings.extend(unusable);
     let synced = routes::sync(handle, FABRIC, &fabric, |_| !learnt.is_complete).await;
     let (changed, rejected) = synced.map_err(netlink("write the routes of the leaf switch"))?;
     changes += changed;
     warnings.extend(rejected);
-    if !forwards_ipv6 && desired.endpoints.iter().any(IpAddr::is_ipv6) {
+    if !forwards_ipv6 && has_ipv6 {
         warnings.push(
             "IPv6 of VLAN networks is not routed to other nodes: the kernel cannot forward for single interfaces; set \
              net.ipv6.conf.all.forwarding to 1"
@@ -167,7 +170,9 @@ fn unrouted(uplink: Option<&Uplink>, router: Option<Ipv4Addr>, desired: &Desired
 
 /// Routes of the leaf switch whose next hops are on the link of the uplink, and why others are not used. The kernel takes any next hop
 /// with `onlink`, and packets to one that does not answer are lost, although a shorter prefix may lead to their destination.
-fn fabric(uplink: &Uplink, learnt: &Learnt) -> (Table, Option<String>) {
+///
+/// A leaf switch without an IPv6 address on the link announces IPv4-mapped next hops, which matter if the node `has_ipv6` endpoints.
+fn fabric(uplink: &Uplink, learnt: &Learnt, has_ipv6: bool) -> (Table, Option<String>) {
     let via = |gateway| Hop::Via { interface: uplink.index, gateway, mtu: None };
     let leaf = learnt.session.filter(|(router, leaf)| is_beside(uplink, router, leaf)).map(|(_, leaf)| leaf);
     let is_of_others = |(_, next_hop): &(&IpNet, &IpAddr)| !uplink.addresses.contains(next_hop);
@@ -176,7 +181,7 @@ fn fabric(uplink: &Uplink, learnt: &Learnt) -> (Table, Option<String>) {
         |(_, next_hop): &(&IpNet, &IpAddr)| Some(**next_hop) == leaf || uplink.is_on_link(**next_hop);
     let (usable, unusable): (Vec<_>, Vec<_>) = learnt.routes.iter().filter(is_of_others).partition(is_usable);
     // One of them, without their number: the warning is logged whenever it changes.
-    let warning = unusable.first().map(|(prefix, next_hop)| {
+    let warning = unusable.iter().find(|(_, next_hop)| has_ipv6 || !is_mapped(next_hop)).map(|(prefix, next_hop)| {
         let link = &uplink.name;
         let advice = match learnt.session {
             _ if is_mapped(next_hop) => {
@@ -215,13 +220,14 @@ fn strict_filter(uplink: &str) -> Option<String> {
 }
 
 async fn delete_vlans(handle: &Handle) -> Result<usize, Error> {
-    let (mut changes, _) = forwarding::sync(handle, None).await?;
-    changes += rules::delete(handle).await.map_err(netlink("delete routing rules"))?;
+    // Forwarding may stay on because a parameter is read-only, with the rule that confines it.
+    let stopped = forwarding::sync(handle, None).await;
+    let mut changes = rules::delete(handle).await.map_err(netlink("delete routing rules"))?;
     for table in [ENDPOINTS, FABRIC] {
         let deleted = routes::sync(handle, table, &Table::new(), |_| false).await;
         changes += deleted.map_err(netlink("delete routes"))?.0;
     }
-    Ok(changes)
+    Ok(changes + stopped?.0)
 }
 
 /// Opens a connection that reads single tables.
@@ -238,11 +244,18 @@ pub(super) fn connect() -> Result<Handle, Error> {
 /// If the kernel refuses.
 pub async fn remove() -> Result<(), Error> {
     let handle = connect()?;
-    sync_host(&handle, &HostRoutes::default(), &Retention::over()).await?;
-    HostAccess::remove(&handle).await?;
-    let closed = routes::sync(&handle, CLUSTER, &Table::new(), |_| false).await;
-    closed.map_err(netlink("delete routes"))?;
-    delete_vlans(&handle).await.map(drop)
+    let host = sync_host(&handle, &HostRoutes::default(), &Retention::over()).await;
+    let access = remove_access(&handle).await;
+    let vlans = delete_vlans(&handle).await;
+    host?;
+    access?;
+    vlans.map(drop)
+}
+
+async fn remove_access(handle: &Handle) -> Result<(), Error> {
+    HostAccess::remove(handle).await?;
+    let closed = routes::sync(handle, CLUSTER, &Table::new(), |_| false).await;
+    closed.map(drop).map_err(netlink("delete routes"))
 }
 
 #[cfg(test)]
@@ -277,7 +290,7 @@ mod tests {
                 prefixes: own.map(|address| address.trunc()).into(),
                 addresses: own.map(|address| address.addr()).into(),
             };
-            let (table, warning) = fabric(&uplink, &learnt);
+            let (table, warning) = fabric(&uplink, &learnt, true);
             let used = routes.iter().filter(|(prefix, _)| table.contains_key(prefix));
             (used.map(|(prefix, _)| prefix.to_string()).collect::<Vec<_>>(), warning.unwrap_or_default())
         };
@@ -305,13 +318,14 @@ mod tests {
             prefixes: ["50.1.1.0/24".parse().unwrap()].into(),
             addresses: [[50, 1, 1, 1].into()].into(),
         };
-        let (table, warning) = fabric(&uplink, &learnt);
+        let (table, warning) = fabric(&uplink, &learnt, true);
         assert_eq!(table.keys().map(ToString::to_string).collect::<Vec<_>>(), ["50.1.1.0/24"]);
         assert_eq!(
             warning.unwrap(),
             "routes of the leaf switch are not used: next hop ::ffff:50.1.1.2 of 2001:db8:1::/48 is not on the network of interface \
              eth1; give the leaf switch an IPv6 address on its link to this node, or let it announce no IPv6 routes"
         );
+        assert_eq!(fabric(&uplink, &learnt, false).1, None, "the node has no IPv6 endpoints");
     }
 
     /// A leaf switch behind a router, as with multihop sessions, answers no ARP requests.
@@ -331,7 +345,7 @@ mod tests {
                 prefixes: [own.trunc()].into(),
                 addresses: [own.addr()].into(),
             };
-            let (table, warning) = fabric(&uplink, &learnt);
+            let (table, warning) = fabric(&uplink, &learnt, true);
             assert_ne!(table.contains_key(&prefix), warning.is_some());
             warning
         };

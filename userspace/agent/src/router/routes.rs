@@ -77,8 +77,18 @@ const DEFAULT_METRIC: u32 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Installed {
     hop: Hop,
-    metric: u32,
     protocol: RouteProtocol,
+    key: Key,
+}
+
+/// What tells routes of a table to the same prefix apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    metric: u32,
+    /// Type of service of the packets; 0 for all. The agent's routes have none.
+    tos: u8,
+    /// Sources of IPv6 packets; `None` for all. The agent's routes have none.
+    source: Option<IpNet>,
 }
 
 impl Installed {
@@ -112,7 +122,9 @@ async fn installed(handle: &Handle, set: Set) -> Result<BTreeMap<IpNet, Vec<Inst
             messages => messages?,
         };
         let of_set = messages.iter().filter(|message| set.has(message)).filter_map(parsed);
-        for (prefix, route) in of_set.filter(|(_, route)| set.shared.is_none_or(|own| own == route.metric)) {
+        for (prefix, route) in
+            of_set.filter(|(prefix, route)| set.shared.is_none() || route.key == set.key(prefix))
+        {
             routes.entry(prefix).or_default().push(route);
         }
     }
@@ -133,12 +145,13 @@ fn table_of(message: &RouteMessage) -> u32 {
 }
 
 impl Set {
-    /// Metric of the routes that the agent writes.
-    fn metric(self, prefix: &IpNet) -> u32 {
-        self.shared.unwrap_or(match prefix {
+    /// Key of the routes that the agent writes.
+    fn key(self, prefix: &IpNet) -> Key {
+        let default = match prefix {
             IpNet::V4(_) => 0,
             IpNet::V6(_) => DEFAULT_METRIC,
-        })
+        };
+        Key { metric: self.shared.unwrap_or(default), tos: 0, source: None }
     }
 
     fn has(self, message: &RouteMessage) -> bool {
@@ -167,10 +180,12 @@ fn parsed(message: &RouteMessage) -> Option<(IpNet, Installed)> {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
-    let (mut to, mut interface, mut gateway, mut mtu, mut metric) = (any, 0, None, None, 0);
+    let (mut to, mut from, mut interface, mut gateway, mut mtu) = (any, any, 0, None, None);
+    let mut metric = 0;
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(destination) => to = address(destination)?,
+            RouteAttribute::Source(source) => from = address(source)?,
             RouteAttribute::Gateway(next) => gateway = Some(address(next)?),
             // The gateway of an IPv4 route, if it is an IPv6 address.
             RouteAttribute::Via(RouteVia::Inet6(next)) => gateway = Some(IpAddr::V6(*next)),
@@ -184,10 +199,12 @@ fn parsed(message: &RouteMessage) -> Option<(IpNet, Installed)> {
         RouteType::BlackHole => Hop::Blackhole,
         _ => Hop::Via { interface, gateway, mtu },
     };
-    let protocol = message.header.protocol;
+    let source = IpNet::new(from, message.header.source_prefix_length).ok()?;
+    let key =
+        Key { metric, tos: message.header.tos, source: Some(source).filter(|net| net.prefix_len() > 0) };
     Some((
         IpNet::new(to, message.header.destination_prefix_length).ok()?,
-        Installed { hop, metric, protocol },
+        Installed { hop, protocol: message.header.protocol, key },
     ))
 }
 
@@ -241,9 +258,9 @@ fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
     }
 }
 
-/// The message that deletes the route of a set to a prefix with a metric, wherever it leads: what another process changed is deleted,
+/// The message that deletes the route of a set to a prefix with a key, wherever it leads: what another process changed is deleted,
 /// too.
-fn deletion(set: Set, prefix: IpNet, metric: u32) -> RouteMessage {
+fn deletion(set: Set, prefix: IpNet, key: Key) -> RouteMessage {
     let mut message = match prefix {
         IpNet::V4(net) => {
             RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(net.network(), net.prefix_len()).build()
@@ -255,7 +272,12 @@ fn deletion(set: Set, prefix: IpNet, metric: u32) -> RouteMessage {
     message.header.table = RouteHeader::RT_TABLE_UNSPEC;
     message.attributes.push(RouteAttribute::Table(set.table));
     message.header.protocol = set.shared.map_or(RouteProtocol::Unspec, |_| PROTOCOL);
-    message.attributes.push(RouteAttribute::Priority(metric));
+    message.attributes.push(RouteAttribute::Priority(key.metric));
+    message.header.tos = key.tos;
+    if let Some(source) = key.source {
+        message.header.source_prefix_length = source.prefix_len();
+        message.attributes.push(RouteAttribute::Source(source.addr().into()));
+    }
     // Of any type and scope.
     message.header.kind = RouteType::Unspec;
     message.header.scope = RouteScope::NoWhere;
@@ -275,14 +297,14 @@ pub(super) async fn sync(
     for (prefix, hop) in wanted {
         let all = present.get(prefix).into_iter().flatten();
         let (own, others): (Vec<&Installed>, Vec<&Installed>) =
-            all.partition(|route| route.metric == set.metric(prefix));
+            all.partition(|route| route.key == set.key(prefix));
         if !matches!(own[..], [route] if route.is(hop)) {
             let refusal = write(handle, set, (*prefix, *hop), &own).await?;
             changes += usize::from(refusal.is_none());
             rejected = rejected.or(refusal);
         }
         for route in others {
-            delete(handle, set, *prefix, route.metric).await?;
+            delete(handle, set, *prefix, route.key).await?;
             changes += 1;
         }
     }
@@ -292,14 +314,14 @@ pub(super) async fn sync(
             continue;
         }
         for route in routes {
-            delete(handle, set, prefix, route.metric).await?;
+            delete(handle, set, prefix, route.key).await?;
             changes += 1;
         }
     }
     Ok((changes, rejected))
 }
 
-/// Writes a route in the place of those that are there with its metric. Returns why the kernel rejects it.
+/// Writes a route in the place of those that are there with its key. Returns why the kernel rejects it.
 async fn write(
     handle: &Handle,
     set: Set,
@@ -309,7 +331,7 @@ async fn write(
     let is_replaced = matches!(present, [route] if route.is_replaceable(&prefix, &hop));
     if !is_replaced {
         for route in present {
-            delete(handle, set, prefix, route.metric).await?;
+            delete(handle, set, prefix, route.key).await?;
         }
     }
     match handle.route().add(message(set, prefix, hop)).replace().execute().await {
@@ -317,7 +339,7 @@ async fn write(
         Err(rtnetlink::Error::NetlinkError(error)) => {
             // What it leads to is no longer the next hop.
             if is_replaced {
-                delete(handle, set, prefix, set.metric(&prefix)).await?;
+                delete(handle, set, prefix, set.key(&prefix)).await?;
             }
             Ok(Some(format!("add route {prefix}: {error}")))
         }
@@ -325,8 +347,8 @@ async fn write(
     }
 }
 
-async fn delete(handle: &Handle, set: Set, prefix: IpNet, metric: u32) -> Result<(), rtnetlink::Error> {
-    match handle.route().del(deletion(set, prefix, metric)).execute().await {
+async fn delete(handle: &Handle, set: Set, prefix: IpNet, key: Key) -> Result<(), rtnetlink::Error> {
+    match handle.route().del(deletion(set, prefix, key)).execute().await {
         // Removed in between, with its interface.
         Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -libc::ESRCH => Ok(()),
         result => result,
@@ -344,6 +366,10 @@ mod tests {
 
     use super::*;
     use crate::router::kernel;
+
+    fn key(metric: u32) -> Key {
+        Key { metric, tos: 0, source: None }
+    }
 
     #[test]
     fn messages_are_read_back() {
@@ -363,12 +389,12 @@ mod tests {
                 assert!(FABRIC.has(&message) && !ENDPOINTS.has(&message) && !HOST.has(&message));
                 assert_eq!(
                     parsed(&message),
-                    Some((prefix, Installed { hop, metric: 0, protocol: PROTOCOL }))
+                    Some((prefix, Installed { hop, protocol: PROTOCOL, key: key(0) }))
                 );
             }
         }
         let (prefix, hop) = ("10.1.0.0/16".parse().unwrap(), Hop::Blackhole);
-        let installed = Installed { hop, metric: 0, protocol: PROTOCOL };
+        let installed = Installed { hop, protocol: PROTOCOL, key: key(0) };
         assert_eq!(parsed(&message(CLUSTER, prefix, hop)), Some((prefix, installed)));
     }
 
@@ -376,14 +402,14 @@ mod tests {
     fn deletions_name_the_prefix_and_not_where_it_leads() {
         for prefix in ["0.0.0.0/0", "10.1.0.5/32", "2001:db8::/64"] {
             let prefix: IpNet = prefix.parse().unwrap();
-            let message = deletion(FABRIC, prefix, 7);
+            let message = deletion(FABRIC, prefix, key(7));
             let hop = Hop::Via { interface: 0, gateway: None, mtu: None };
-            let installed = Installed { hop, metric: 7, protocol: RouteProtocol::Unspec };
+            let installed = Installed { hop, protocol: RouteProtocol::Unspec, key: key(7) };
             assert_eq!(parsed(&message), Some((prefix, installed)));
             assert_eq!(table_of(&message), FABRIC.table);
             assert_eq!(message.header.protocol, RouteProtocol::Unspec);
             // Those of others in the main table stay.
-            let message = deletion(HOST, prefix, HOST.metric(&prefix));
+            let message = deletion(HOST, prefix, HOST.key(&prefix));
             assert!(HOST.has(&message));
             assert!(message.attributes.contains(&RouteAttribute::Priority(2981)));
         }
@@ -395,7 +421,7 @@ mod tests {
         let hop = Hop::Via { interface: 7, gateway: Some("10.9.0.254".parse().unwrap()), mtu: None };
         let mut message = message(HOST, prefix, hop);
         assert!(HOST.has(&message));
-        assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 2981, protocol: PROTOCOL })));
+        assert_eq!(parsed(&message), Some((prefix, Installed { hop, protocol: PROTOCOL, key: key(2981) })));
         message.header.protocol = RouteProtocol::Static;
         assert!(!HOST.has(&message));
     }
@@ -505,6 +531,7 @@ mod tests {
         for words in [
             "route add 10.1.0.0/16 via 50.1.1.9 dev eth1 table 2982 metric 7",
             "route append 10.1.0.0/16 via 50.1.1.8 dev eth1 table 2982",
+            "route add 10.1.0.0/16 via 50.1.1.9 dev eth1 table 2982 tos 0x10",
             "route add 2001:db8:1::/64 via 2001:db8::9 dev eth1 table 2982 metric 7",
             "route add 2001:db8:1::/64 via 2001:db8::9 dev eth1 table 2982 metric 2000",
         ] {

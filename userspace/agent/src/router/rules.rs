@@ -7,7 +7,7 @@ use rtnetlink::{
     packet_route::{
         AddressFamily,
         route::RouteHeader,
-        rule::{RuleAction, RuleAttribute, RuleMessage},
+        rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
     },
 };
 
@@ -193,6 +193,9 @@ impl Selected {
     /// `None` if the rule selects packets by something else.
     fn of(message: &RuleMessage) -> Option<Selected> {
         let action = message.header.action;
+        if message.header.tos != 0 || message.header.flags.contains(RuleFlags::Invert) {
+            return None;
+        }
         let mut rule = Selected { priority: 0, interface: None, table: message.header.table.into(), action };
         for attribute in &message.attributes {
             match attribute {
@@ -203,7 +206,14 @@ impl Selected {
                 | RuleAttribute::Source(_)
                 | RuleAttribute::Destination(_)
                 | RuleAttribute::FwMark(_)
-                | RuleAttribute::FwMask(_) => return None,
+                | RuleAttribute::FwMask(_)
+                | RuleAttribute::IpProtocol(_)
+                | RuleAttribute::SourcePortRange(_)
+                | RuleAttribute::DestinationPortRange(_)
+                | RuleAttribute::UidRange(_)
+                | RuleAttribute::TunId(_)
+                // DSCP, flow label, and what later kernels have.
+                | RuleAttribute::Other(_) => return None,
                 _ => {}
             }
         }

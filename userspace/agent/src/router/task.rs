@@ -94,7 +94,10 @@ impl Task {
             .ok();
         loop {
             // Without notifications the kernel is compared at intervals.
-            events = events.or_else(|| subscribe().ok());
+            events = events.or_else(|| {
+                let opened = subscribe();
+                opened.inspect_err(|error| tracing::warn!("{}", one_line(error))).ok()
+            });
             let (desired, has_unreadable) = self.reader.with(|state| {
                 (Desired::of(state, &self.host, &self.tunnels), state.unplanned().next().is_some())
             });
@@ -114,7 +117,10 @@ impl Task {
                 Err(error) => {
                     self.report(vec![format!("routing in the kernel: {}", one_line(&error))]);
                     if error.is_of_connection() {
-                        handle = connect().unwrap_or(handle);
+                        match connect() {
+                            Ok(opened) => handle = opened,
+                            Err(error) => tracing::warn!("{}", one_line(&error)),
+                        }
                     }
                 }
             }

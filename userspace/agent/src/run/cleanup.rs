@@ -22,11 +22,11 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
         Kind::Ebpf => Ebpf::new(flags.datapath.ebpf(None, Options::VXLAN_PORT)).cleanup().await?,
         Kind::Fake => {}
     }
-    router::remove().await?;
+    let routes = router::remove().await;
     StoppedFile::beside(&flags.cni_socket).remove();
     let memory = MemoryFile::beside(&flags.cni_socket);
     memory.remove().with_context(|| format!("remove {}", memory.path().display()))?;
-    // The announced routes are withdrawn, because no datapath forwards their traffic.
+    // The next start announces nothing of it, because no datapath forwards to these addresses.
     let speaker = SpeakerFile::beside(&flags.cni_socket);
     speaker.remove().with_context(|| format!("remove {}", speaker.path().display()))?;
     // The next start uses the datapath of its flag, unless the store has a choice.
@@ -38,5 +38,6 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
             links.detach(&port.port).await?;
         }
     }
-    Ok(())
+    // A parameter of the kernel that is read-only does not keep the rest from being removed.
+    Ok(routes?)
 }
