@@ -189,7 +189,7 @@ impl Client {
     }
 
     /// Executes all operations in one transaction and returns their results. Fails if the row of one does not exist any more; the others
-    /// are executed then.
+    /// have been executed then.
     async fn transact(&self, operations: &[Operation]) -> Result<Vec<Value>, Error> {
         let method = TRANSACT;
         let params = std::iter::once(Value::from(OPEN_VSWITCH)).chain(operations.iter().map(Operation::json));
@@ -315,23 +315,23 @@ mod tests {
         }
     }
 
-    /// Executes operations on a database that has these results for them.
-    async fn transact(operations: &[Operation], results: Value) -> Result<(), Error> {
+    /// A client of a database that has these results for one transaction.
+    async fn client(results: Value) -> Result<Client, Error> {
         let directory = testkit::scratch_dir("ovsdb").unwrap();
         let socket = directory.path().join("db.sock");
         tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), results));
-        Client::connect(&socket).await?.transact(operations).await.map(drop)
+        Client::connect(&socket).await
+    }
+
+    async fn transact(operations: &[Operation], results: Value) -> Result<(), Error> {
+        client(results).await?.transact(operations).await.map(drop)
     }
 
     /// One transaction increments the number and reads it.
     #[tokio::test]
     async fn a_reconfiguration_is_one_transaction() {
         let reconfigure = async |results: Value| {
-            let directory = testkit::scratch_dir("ovsdb").unwrap();
-            let socket = directory.path().join("db.sock");
-            tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), results));
-            let client = Client::connect(&socket).await?;
-            client.reconfigure(vec![], Duration::from_millis(10)).await
+            client(results).await?.reconfigure(vec![], Duration::from_millis(10)).await
         };
         let done = reconfigure(json!([{"count": 1}, {"rows": [{"next_cfg": 7}]}])).await;
         assert!(done.is_ok(), "{done:?}");

@@ -460,7 +460,7 @@ mod tests {
 
     use super::*;
 
-    /// Why the bridge could not be connected is told, whatever the database says of it.
+    /// The error has the cause, whatever the database says about the bridge.
     #[test]
     fn the_cause_of_a_failed_connection_is_kept() {
         let mut database = Database::default();
